@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 The fp8-colocate authors
+"""Put the fp8-colocate patch set onto SGLang, Megatron-Core and Megatron-Bridge: `python apply.py --help`."""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(f"apply.py: needs Python >= 3.11, found {sys.version.split()[0]}; next: run it with python3.11 or newer")
+
+from patchset.cli import main  # noqa: E402  (the version check must come first)
+
+if __name__ == "__main__":
+    sys.exit(main())

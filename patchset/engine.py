@@ -1,0 +1,560 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 The fp8-colocate authors
+"""Apply, check, revert and inspect: verify every target in scratch first, then swap them one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchset import lock as lockfile
+from patchset import plan, scratch, state, swap
+from patchset.errors import Drift, HashMismatch, NotPatched, PatchsetError, UsageError, WrongVersion
+from patchset.manifest import Manifest
+from patchset.target import locate, tree_version
+from patchset.types import Applied, FileState, Kind, Located, Lock, PatchMail, Target, TargetState, sha256
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found at a target, judged against one pin."""
+
+    manifest: Manifest
+    found: Located
+    lock: Lock
+    patches: tuple[PatchMail, ...]
+    applied: Applied | None
+    data: Mapping[str, bytes | None]  # upstream path -> bytes on disk
+    files: Mapping[str, FileState]
+    interrupted: bool
+
+    @property
+    def state(self) -> TargetState:
+        summary = plan.summarise(self.files, self.lock)
+        said = tree_version(self.found)
+        if summary is TargetState.DRIFTED and said is not None and not _same_release(said, self.lock.version):
+            return TargetState.UNKNOWN
+        return summary
+
+
+@dataclass
+class Outcome:
+    """What a verb did, or would do, to one target."""
+
+    found: Located
+    version: str
+    digest: str
+    state: TargetState
+    patches: int = 0
+    written: list[str] = field(default_factory=list)
+    recovered: str | None = None
+
+    def as_dict(self) -> dict:
+        return {
+            "target": self.found.target.id,
+            "path": str(self.found.root),
+            "kind": self.found.kind.value,
+            "version": self.version,
+            "digest": self.digest,
+            "state": self.state.value,
+            "patches": self.patches,
+            "written": self.written,
+            "recovered": self.recovered,
+        }
+
+
+def _same_release(said: str, pinned: str) -> bool:
+    return said.split("+")[0] == pinned
+
+
+def inspect(manifest: Manifest, found: Located, version: str | None = None) -> Inspection:
+    """Judge a located target against `version`, or against the pin that fits it best. Writes nothing."""
+    versions = [version] if version else _pins_in_order(found)
+    best: tuple[float, Inspection] | None = None
+    for candidate in versions:
+        inspection = _inspect_pin(manifest, found, candidate)
+        share = plan.matching(inspection.files.values())
+        if share == 1.0:
+            return inspection
+        if best is None or share > best[0]:
+            best = (share, inspection)
+    if best is None:
+        raise UsageError("the target has no pin", target=found.target.id)
+    return best[1]
+
+
+def _pins_in_order(found: Located) -> list[str]:
+    said = (tree_version(found) or "").split("+")[0]
+    return sorted(found.target.pins, key=lambda v: (v != said, v != found.target.pin, v))
+
+
+def _inspect_pin(manifest: Manifest, found: Located, version: str) -> Inspection:
+    pin = manifest.pin(found.target, version)
+    lock, patches = lockfile.load(manifest, found.target, pin)
+    applied = state.load(found)
+    paths = [p for p in plan.touched(lock, applied) if found.place(p) is not None]
+    data = {path: swap.read_optional(_place(found, path)) for path in paths}
+    digests = {path: None if d is None else sha256(d) for path, d in data.items()}
+    files = plan.classify(digests, lock, applied)
+    interrupted = swap.interrupted(found.state_dir) is not None
+    return Inspection(manifest, found, lock, tuple(patches), applied, data, files, interrupted)
+
+
+def _place(found: Located, upstream_path: str) -> Path:
+    place = found.place(upstream_path)
+    if place is None:
+        raise AssertionError(f"{upstream_path} has no place in a {found.kind.value}")
+    return place
+
+
+# Refusals
+
+
+def refuse_drift(inspection: Inspection) -> None:
+    """Raise when a file holds bytes nobody recorded.
+
+    Raises:
+        WrongVersion: the tree says it is another version.
+        Drift: a local edit, CRLF line endings, a missing file, a patch that is already upstream, a file in the way.
+    """
+    bad = plan.refused(inspection.files)
+    if not bad:
+        return
+    found, lock = inspection.found, inspection.lock
+    path, file_state = next(iter(bad.items()))
+    place = _place(found, path)
+    said = tree_version(found)
+    details = [f"{s.value}: {_place(found, p)}" for p, s in bad.items()]
+    common = {"target": found.target.id, "path": str(place), "patch": _patches_of(inspection, path), "details": details}
+    if said is not None and not _same_release(said, lock.version):
+        raise WrongVersion(
+            f"{len(bad)} files are not those of {found.target.dist} {lock.version}",
+            expected=f"{found.target.dist} {lock.version}" + _pins_text(found),
+            found=f"{found.target.dist} {said} ({found.kind.value})",
+            cause="another version of the target",
+            next_step=_install_hint(found, lock.version),
+            **common,
+        )
+    cause, next_step = _likely_cause(inspection, path, file_state)
+    raise Drift(
+        f"{len(bad)} files are neither {found.target.dist} {lock.version}'s nor the patch set's",
+        expected=_expected(inspection, path),
+        found=_found(inspection, path),
+        cause=cause,
+        next_step=next_step,
+        **common,
+    )
+
+
+def _pins_text(found: Located) -> str:
+    others = [v for v in found.target.pins if v != found.target.pin]
+    return f" (also pinned: {', '.join(others)})" if others else ""
+
+
+def _patches_of(inspection: Inspection, path: str) -> str | None:
+    return ", ".join(p.slug for p in inspection.patches if any(f.path == path for f in p.files)) or None
+
+
+def _expected(inspection: Inspection, path: str) -> str:
+    if path in inspection.lock.files:
+        hashes = dict.fromkeys(inspection.lock.files[path].pre.values())
+        return "sha256 " + " or ".join(f"{h[:16]}..." for h in hashes)
+    return f"no file, or sha256 {inspection.lock.overlay.get(path, 'none')[:16]}..."
+
+
+def _found(inspection: Inspection, path: str) -> str:
+    data = inspection.data[path]
+    return "no file" if data is None else f"sha256 {sha256(data)[:16]}..., {len(data)} bytes"
+
+
+def _install_hint(found: Located, version: str) -> str:
+    target = found.target
+    if found.installed_layout:
+        return f"pip install --no-deps {target.dist}=={version}"
+    if found.kind is Kind.CHECKOUT:
+        return f"git -C {found.root} checkout {target.pins[version].tag}"
+    return f"python apply.py --fetch DIR   brings {target.dist} {version}"
+
+
+def _likely_cause(inspection: Inspection, path: str, file_state: FileState) -> tuple[str, str]:
+    found, lock = inspection.found, inspection.lock
+    data = inspection.data[path]
+    restore = (
+        f"git -C {found.root} diff -- {_place(found, path).relative_to(found.root)}"
+        if found.kind is Kind.CHECKOUT
+        else f"pip install --no-deps --force-reinstall {found.target.dist}=={lock.version}"
+    )
+    if file_state is FileState.MISSING:
+        return "a file of the pin was deleted", restore.replace("diff --", "checkout --")
+    if file_state is FileState.EXTRA:
+        return "a local file, or a newer upstream that brings it", f"move {_place(found, path)} away"
+    if data is not None and b"\r\n" in data:
+        unix = sha256(data.replace(b"\r\n", b"\n"))
+        if path in lock.files and (lock.files[path].source_of(unix, "pre") or lock.files[path].source_of(unix, "post")):
+            return "CRLF line endings (core.autocrlf)", "git config core.autocrlf false, then check the file out again"
+    for patch in inspection.patches:
+        if data is not None and scratch.applies_in_reverse(patch, {path: data}):
+            return (
+                f"the change of {patch.slug} is already in this file: upstream or by hand",
+                f"python apply.py refresh {found.target.id} --to NEWER-VERSION",
+            )
+    return "a local edit", restore
+
+
+# Planning
+
+
+def plan_apply(inspection: Inspection) -> list[swap.Change]:
+    """Every file change that takes the target to the patched state, verified against the lock; empty when it is there.
+
+    Raises:
+        Drift, WrongVersion: see `refuse_drift`.
+        PatchConflict, HashMismatch: the series does not give the recorded bytes.
+    """
+    refuse_drift(inspection)
+    base = _base(inspection)
+    done = all(s is FileState.PATCHED for s in inspection.files.values())
+    if done and (inspection.applied is None or inspection.applied.digest == inspection.lock.digest):
+        return []
+    patched = _patched(inspection, base)
+    dropped = _dropped(inspection)
+    changes = [
+        *(_change(inspection, p, d) for p, d in _overlay(inspection).items()),
+        *(_change(inspection, p, d) for p, d in (patched | dropped).items()),
+    ]
+    changes = [c for c in changes if c.after is None or c.before_sha256 != sha256(c.after)]
+    return changes + _bookkeeping(inspection, base, patched, changes)
+
+
+def _base(inspection: Inspection) -> dict[str, bytes]:
+    """Pristine bytes of the files to patch: from the tree, or kept by the earlier run."""
+    base: dict[str, bytes] = {}
+    for path, file_state in inspection.files.items():
+        if path not in inspection.lock.files:
+            continue
+        data = inspection.data[path]
+        if file_state is FileState.PRISTINE and data is not None:
+            base[path] = data
+        elif file_state is FileState.OLD:
+            base[path] = _kept(inspection, path)
+    return base
+
+
+def _kept(inspection: Inspection, path: str) -> bytes:
+    """The pristine bytes of `path` that the earlier run put aside, checked by hash."""
+    place = state.pristine_path(inspection.found, path)
+    data = swap.read_optional(place)
+    recorded = inspection.applied.files[path][0] if inspection.applied else None
+    if data is None or sha256(data) != recorded:
+        raise Drift(
+            "the pristine copy of a patched file is missing or damaged",
+            target=inspection.found.target.id,
+            path=str(place),
+            expected=f"sha256 {recorded}",
+            found="no file" if data is None else f"sha256 {sha256(data)}",
+            next_step=_install_hint(inspection.found, inspection.lock.version),
+        )
+    return data
+
+
+def _patched(inspection: Inspection, base: Mapping[str, bytes]) -> dict[str, bytes]:
+    target_id, lock = inspection.found.target.id, inspection.lock
+    result = scratch.apply_series(inspection.patches, base, target_id)
+    for path, data in result.items():
+        source = lock.files[path].source_of(sha256(base[path]), "pre")
+        expected = lock.files[path].post.get(source or "")
+        if sha256(data) != expected:
+            raise HashMismatch(
+                "a patched file is not the recorded one",
+                target=target_id,
+                patch=_patches_of(inspection, path),
+                path=path,
+                expected=f"sha256 {expected}",
+                found=f"sha256 {sha256(data)}",
+                cause="lock.json was made by another version of the tool",
+                next_step=f"python apply.py export {target_id}",
+            )
+    return result
+
+
+def _overlay(inspection: Inspection) -> dict[str, bytes | None]:
+    """Overlay bytes for every overlay path this kind of tree carries; None for one that only an old revision knew."""
+    sources = inspection.manifest.overlay_files(inspection.found.target)
+    result: dict[str, bytes | None] = {p: sources[p].read_bytes() for p in inspection.files if p in sources}
+    old_files = inspection.applied.files if inspection.applied else {}
+    for path, file_state in inspection.files.items():
+        if path not in sources and path not in old_files and file_state is FileState.OLD:
+            result[path] = None
+    return result
+
+
+def _dropped(inspection: Inspection) -> dict[str, bytes]:
+    """Files that an earlier revision patched and this one does not: back to their pristine bytes."""
+    old = [p for p, s in inspection.files.items() if s is FileState.OLD and p not in inspection.lock.files]
+    old_files = inspection.applied.files if inspection.applied else {}
+    return {path: _kept(inspection, path) for path in old if path in old_files}
+
+
+def _change(inspection: Inspection, upstream_path: str, after: bytes | None) -> swap.Change:
+    before = inspection.data[upstream_path]
+    return swap.Change(_place(inspection.found, upstream_path), None if before is None else sha256(before), after)
+
+
+def _bookkeeping(
+    inspection: Inspection, base: Mapping[str, bytes], patched: Mapping[str, bytes], changes: Sequence[swap.Change]
+) -> list[swap.Change]:
+    """State file, pristine copies and RECORD that go with `changes`."""
+    found, lock, applied = inspection.found, inspection.lock, inspection.applied
+    pristine = {path: data for path, data in base.items()}
+    files = {path: (sha256(base[path]), sha256(patched[path])) for path in base}
+    for path, file_state in inspection.files.items():  # patched before: keep what is known of their pristine bytes
+        if path in lock.files and path not in files and file_state is FileState.PATCHED:
+            post = sha256(inspection.data[path] or b"")
+            source = lock.files[path].source_of(post, "post") or ""
+            files[path] = (lock.files[path].pre[source], post)
+    overlay = {p: h for p, h in lock.overlay.items() if found.place(p) is not None}
+    record = Applied(found.target.id, lock.version, lock.digest, files, overlay)
+    kept: list[swap.Change] = []
+    for path, data in pristine.items():
+        kept += _state_change(state.pristine_path(found, path), data)
+    for path in applied.files if applied else ():
+        if path not in lock.files:
+            kept += _state_change(state.pristine_path(found, path), None)
+    if found.kind not in (Kind.SITE, Kind.CHECKOUT):
+        kept += _state_change(found.state_dir / ".gitignore", b"*\n")
+    last = _state_change(found.state_dir / state.STATE, state.to_json(record, found))
+    return kept + _record_changes(found, [*changes, *kept, *last]) + last
+
+
+def _state_change(path: Path, after: bytes | None) -> list[swap.Change]:
+    before = swap.read_optional(path)
+    if before == after:
+        return []
+    return [swap.Change(path, None if before is None else sha256(before), after)]
+
+
+def _record_changes(found: Located, changes: Sequence[swap.Change]) -> list[swap.Change]:
+    """The rewritten RECORD of a site-packages or an unpacked wheel, and a copy of the original one."""
+    if found.dist_info is None:
+        return []
+    record = swap.read_optional(found.dist_info / state.RECORD)
+    if record is None:
+        return []
+    rows = {c.path.relative_to(found.root).as_posix(): c.after for c in changes}
+    original = found.state_dir / state.PRISTINE / state.RECORD
+    extra = [] if original.exists() else [swap.Change(original, None, record)]
+    rows |= {c.path.relative_to(found.root).as_posix(): c.after for c in extra}
+    rewritten = state.rewrite_record(record, rows)
+    return [*extra, swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)]
+
+
+def plan_revert(inspection: Inspection) -> list[swap.Change]:
+    """Every file change that takes the target back to upstream's bytes; empty when it is there.
+
+    Raises:
+        Drift, WrongVersion: a file holds bytes nobody recorded, or the tree came from a patched wheel.
+    """
+    found, lock = inspection.found, inspection.lock
+    if inspection.applied is None and inspection.state is TargetState.PRISTINE:
+        return []
+    refuse_drift(inspection)
+    _refuse_wheel_install(inspection)
+    back: dict[str, bytes | None] = {}
+    overlays: dict[str, bytes | None] = {}
+    unkept: dict[str, bytes] = {}
+    old_files = inspection.applied.files if inspection.applied else {}
+    for path, file_state in inspection.files.items():
+        data = inspection.data[path]
+        if data is None or file_state not in (FileState.PATCHED, FileState.OLD):
+            continue
+        if path not in lock.files and path not in old_files:
+            overlays[path] = None
+        elif path in old_files and state.pristine_path(found, path).exists():
+            back[path] = _kept(inspection, path)
+        else:
+            unkept[path] = data
+    back |= _unpatched(inspection, unkept)
+    changes = [_change(inspection, p, d) for p, d in (back | overlays).items()]
+    return changes + _forget(found, inspection.applied, changes)
+
+
+def _refuse_wheel_install(inspection: Inspection) -> None:
+    found = inspection.found
+    if found.version is not None and "+" in found.version and inspection.applied is None:
+        raise Drift(
+            "this was installed from a patched wheel; there is nothing of `apply` to take back",
+            target=found.target.id,
+            path=str(found.root),
+            expected=f"{found.target.dist} {inspection.lock.version}",
+            found=f"{found.target.dist} {found.version}",
+            next_step=f"pip install --no-deps {found.target.dist}=={inspection.lock.version}",
+        )
+
+
+def _unpatched(inspection: Inspection, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Pristine bytes computed by un-applying the series, for a tree whose state record was lost."""
+    result = scratch.revert_series(inspection.patches, files, inspection.found.target.id)
+    for path, data in result.items():
+        if inspection.lock.files[path].source_of(sha256(data), "pre") is None:
+            raise HashMismatch(
+                "un-applying the series does not give upstream's bytes",
+                target=inspection.found.target.id,
+                path=path,
+                expected="sha256 " + " or ".join(inspection.lock.files[path].pre.values()),
+                found=f"sha256 {sha256(data)}",
+                next_step=_install_hint(inspection.found, inspection.lock.version),
+            )
+    return result
+
+
+def _forget(found: Located, applied: Applied | None, changes: Sequence[swap.Change]) -> list[swap.Change]:
+    """Removal of the state, and RECORD as it was."""
+    gone: list[swap.Change] = []
+    original = swap.read_optional(found.state_dir / state.PRISTINE / state.RECORD)
+    kept = [state.pristine_path(found, path) for path in applied.files] if applied else []
+    if found.dist_info is not None:
+        kept.append(found.state_dir / state.PRISTINE / state.RECORD)
+    for path in (*kept, found.state_dir / state.STATE):
+        gone += _state_change(path, None)
+    gone += _state_change(found.state_dir / ".gitignore", None)
+    return _record_back(found, original, [*changes, *gone]) + gone
+
+
+def _record_back(found: Located, original: bytes | None, changes: Sequence[swap.Change]) -> list[swap.Change]:
+    if found.dist_info is None:
+        return []
+    record = swap.read_optional(found.dist_info / state.RECORD)
+    if record is None:
+        return []
+    rows = {c.path.relative_to(found.root).as_posix(): c.after for c in changes}
+    rewritten = state.rewrite_record(record, rows)
+    if original is not None and sorted(original.splitlines()) == sorted(rewritten.splitlines()):
+        rewritten = original  # the same rows: give back the very bytes, order included
+    return [swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)] if rewritten != record else []
+
+
+# Running
+
+
+@dataclass(frozen=True)
+class Request:
+    """One target as the user named it."""
+
+    target: Target
+    path: Path
+    version: str | None = None
+
+
+Planner = Callable[[Inspection], list[swap.Change]]
+
+
+def run(manifest: Manifest, requests: Sequence[Request], planner: Planner, wait_s: float, check: bool) -> list[Outcome]:
+    """Plan every target, then change all of them; nothing is written before every target has been verified.
+
+    Args:
+        planner: `plan_apply` or `plan_revert`.
+        check: verify and report only; nothing is written, not even a recovery.
+
+    Raises:
+        PatchsetError: any refusal or failure; the trees are then as they were.
+    """
+    located = [(locate(r.target, r.path), r.version) for r in requests]
+    _refuse_repeats(located)
+    with state.hold([f.root for f, _ in located], wait_s):
+        recovered = {} if check else {f.root / f.target.id: swap.recover(f.state_dir, f.target.id) for f, _ in located}
+        inspections = [inspect(manifest, f, version) for f, version in located]
+        if check:
+            _refuse_interrupted(inspections)
+        plans = _plan_together(inspections, planner)
+        if not check:
+            _swap_all([(i.found, changes) for i, changes in zip(inspections, plans, strict=True) if changes])
+        return [
+            _outcome(manifest, i, changes, recovered.get(i.found.root / i.found.target.id), check)
+            for i, changes in zip(inspections, plans, strict=True)
+        ]
+
+
+def _plan_together(inspections: Sequence[Inspection], planner: Planner) -> list[list[swap.Change]]:
+    plans, errors = [], []
+    for inspection in inspections:
+        try:
+            plans.append(planner(inspection))
+        except PatchsetError as error:
+            errors.append(error)
+    if errors:
+        first, others = errors[0], errors[1:]
+        first.details += [line for error in others for line in str(error).splitlines()]
+        raise first
+    return plans
+
+
+def _refuse_repeats(located: Sequence[tuple[Located, str | None]]) -> None:
+    seen = [(f.target.id, f.root) for f, _ in located]
+    repeated = next((pair for pair in seen if seen.count(pair) > 1), None)
+    if repeated:
+        raise UsageError("the same tree is named twice for one target", target=repeated[0], path=str(repeated[1]))
+
+
+def _refuse_interrupted(inspections: Sequence[Inspection]) -> None:
+    for inspection in inspections:
+        if inspection.interrupted:
+            found = inspection.found
+            raise swap.Interrupted(
+                "an earlier run was interrupted here",
+                target=found.target.id,
+                path=str(found.root),
+                next_step=f"python apply.py --{found.target.id} {found.root}   finishes or undoes it",
+            )
+
+
+def _swap_all(work: Sequence[tuple[Located, list[swap.Change]]]) -> None:
+    swaps = [swap.Swap(found.root, found.state_dir, changes) for found, changes in work]
+    prepared: list[swap.Swap] = []
+    try:
+        for one in swaps:
+            one.prepare()
+            prepared.append(one)
+        for one in swaps:
+            one.commit()
+    except BaseException:
+        for one in reversed(prepared):
+            with contextlib.suppress(OSError):
+                one.undo()
+        raise
+    for one in swaps:
+        one.finish()
+
+
+def _outcome(
+    manifest: Manifest, before: Inspection, changes: Sequence[swap.Change], recovered: str | None, check: bool
+) -> Outcome:
+    after = before if check or not changes else inspect(manifest, before.found, before.lock.version)
+    written = [str(c.path) for c in changes if not c.path.is_relative_to(before.found.state_dir)]
+    return Outcome(
+        before.found, before.lock.version, before.lock.digest, after.state, len(before.patches), written, recovered
+    )
+
+
+def status(manifest: Manifest, requests: Sequence[Request]) -> list[tuple[Inspection, TargetState]]:
+    """Inspect every target; writes nothing and takes no lock."""
+    inspections = [inspect(manifest, locate(r.target, r.path), r.version) for r in requests]
+    return [(i, TargetState.MIXED if i.interrupted else i.state) for i in inspections]
+
+
+def refuse_unpatched(inspections: Sequence[tuple[Inspection, TargetState]]) -> None:
+    """Raise `NotPatched` unless every target is patched.
+
+    A file of the pin that is missing is reported as drift by `apply`; here it is just "not patched".
+    """
+    bad = [(i, s) for i, s in inspections if s is not TargetState.PATCHED]
+    if bad:
+        first, first_state = bad[0]
+        raise NotPatched(
+            f"{len(bad)} of {len(inspections)} targets are not patched",
+            target=first.found.target.id,
+            path=str(first.found.root),
+            expected="patched",
+            found=first_state.value,
+            next_step=f"python apply.py --{first.found.target.id} {first.found.root}",
+        )
