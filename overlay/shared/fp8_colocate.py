@@ -5,31 +5,49 @@
     from sglang.fp8_colocate import require
     require("sglang")                      # raises PatchSetError unless every recorded file is there, byte for byte
 
-The record is the wheel's provenance or what `apply.py` wrote beside the tree. Nothing of the package is imported.
-This one file is installed into each patched package.
+    python -P .../sglang/fp8_colocate.py             what each importable package carries
+    python -P .../sglang/fp8_colocate.py --changes   the same with every changed and every new file
+
+The record is the wheel's provenance.json, or the state.json that `apply.py` wrote beside the tree. Nothing of the package
+is imported to check it. This one file is installed into each patched package and needs the standard library alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import json
+import os
+import re
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 _STATE = "fp8-colocate"
-_RECORDS = ("provenance.json", "state.json")
+_WHEEL_RECORD = "provenance.json"
+_TREE_RECORD = "state.json"
+_SELF = "fp8_colocate.py"
+
+
+class _Package(NamedTuple):
+    module: str
+    depth: int  # directories between the root of the installed layout and the module's __init__.py
+    target: str  # id in the patch set
+    layout: str  # where a source tree keeps the root of the installed layout
+
+
 _PACKAGES = {
-    "sglang": ("sglang", "sglang/__init__.py", "python"),
-    "megatron-core": ("megatron.core", "megatron/core/__init__.py", "."),
-    "megatron-bridge": ("megatron.bridge", "megatron/bridge/__init__.py", "src"),
+    "sglang": _Package("sglang", 1, "sglang", "python"),
+    "megatron-core": _Package("megatron.core", 2, "megatron", ""),
+    "megatron-bridge": _Package("megatron.bridge", 2, "megatron-bridge", "src"),
 }
 
 
 class PatchSetError(RuntimeError):
-    """The package is not patched, or its files differ from their record."""
+    """The package is not patched, its files differ from their record, or it is not clear which copy is meant."""
 
 
 class Provenance(NamedTuple):
@@ -39,7 +57,7 @@ class Provenance(NamedTuple):
     version: str  # upstream version of the pin
     digest: str  # digest of the patch set's lock
     record: Path  # the record that was checked
-    num_files: int  # files checked, patched and new ones
+    num_files: int  # files checked: changed ones, new ones and those that carry the version
 
 
 def require(dist: str, digest: str | None = None) -> Provenance:
@@ -50,10 +68,11 @@ def require(dist: str, digest: str | None = None) -> Provenance:
         digest: full digest or a prefix of at least 12 digits, when one revision of the patch set is needed.
 
     Returns:
-        What was found. The answer is kept for the life of the process.
+        What was found. The answer is kept for the life of the process; a failure is not, and is checked again.
 
     Raises:
-        PatchSetError: unknown name, not importable, no record, another digest, or a missing or different file.
+        PatchSetError: unknown name, not importable, no record, a damaged record, another digest, a missing or different
+            file, two dist-info directories, or a patched wheel that is hidden by another copy of the package.
     """
     found = _checked(dist)
     if digest is not None and (len(digest) < 12 or not found.digest.startswith(digest)):
@@ -68,18 +87,57 @@ def _checked(dist: str) -> Provenance:
     if dist not in _PACKAGES:
         raise PatchSetError(f"unknown distribution {dist!r}: expected one of {', '.join(_PACKAGES)}")
     root = _import_root(dist)
-    record = _find_record(dist, root)
+    record, base = _find_record(dist, root)
+    body = _load(dist, record)
     try:
-        body = json.loads(record.read_text(encoding="utf-8"))
-        wanted = {entry["at"]: entry["post"] for entry in body["files"].values()}
-        wanted |= {body["places"][path]: digest for path, digest in body["overlay"].items()}
-        version, digest = body["version"], body["digest"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PatchSetError(f"{dist}: the record {record} cannot be read: {type(error).__name__}: {error}") from error
-    base = _base(record, root, dist)
+        wanted = _wanted(body)
+        if record.name == _WHEEL_RECORD:
+            _check_wheel_record(dist, record, body)
+        version, digest = str(body["version"]), str(body["digest"])
+        if body["dist"] != dist:
+            raise ValueError(f"it is for {body['dist']}")
+        if not any(at.endswith(f"/{_SELF}") for at in wanted):
+            raise ValueError(f"it does not list {_SELF}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PatchSetError(f"{dist}: the record {record} is damaged: {type(error).__name__}: {error}") from error
     for at, expected in wanted.items():
         _check_file(dist, base / at, expected)
     return Provenance(dist, version, digest, record, len(wanted))
+
+
+def _load(dist: str, record: Path) -> dict:
+    try:
+        body = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PatchSetError(f"{dist}: the record {record} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(body, dict):
+        raise PatchSetError(f"{dist}: the record {record} is not a JSON object")
+    return body
+
+
+def _wanted(body: dict) -> dict[str, str]:
+    """Path relative to the record's base -> sha256 that the file must have."""
+    entries = [*body["files"].values(), *body.get("version_files", {}).values()]
+    return {e["at"]: e["post"] for e in entries} | {body["places"][path]: h for path, h in body["overlay"].items()}
+
+
+def _check_wheel_record(dist: str, record: Path, body: dict) -> None:
+    """A wheel's record holds the lock it was made from: both must say the same, and the lock must match its digest."""
+    lock = body["lock"]
+    content = {k: v for k, v in lock.items() if k != "digest"}
+    found = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if not found == lock["digest"] == body["digest"]:
+        raise ValueError(f"digest {body['digest']}, its lock says {lock['digest']} and hashes to {found}")
+    named = {*body["files"], *body["overlay"], *body["not_installed"]}
+    if named != {*lock["files"], *lock["overlay"]}:
+        raise ValueError(f"files differ from its lock's: {sorted(named ^ {*lock['files'], *lock['overlay']})}")
+    wrong = [p for p, e in body["files"].items() if e["post"] not in lock["files"][p]["post"].values()]
+    wrong += [p for p, h in body["overlay"].items() if h != lock["overlay"][p]]
+    if wrong:
+        raise ValueError(f"hashes differ from its lock's: {wrong}")
+    installed = _version_of(record.parent.parent)
+    if installed != body["wheel_version"]:
+        raise ValueError(f"it is for version {body['wheel_version']}, found in {record.parent.parent.name}")
 
 
 def _check_file(dist: str, path: Path, expected: str) -> None:
@@ -89,47 +147,99 @@ def _check_file(dist: str, path: Path, expected: str) -> None:
         raise PatchSetError(f"{dist}: {path} cannot be read ({error.strerror}); expected sha256 {expected}") from error
     if found != expected:
         raise PatchSetError(
-            f"{dist}: {path} is not the patched file: expected sha256 {expected}, found {found}; apply the patch set again"
+            f"{dist}: {path} is not the patched file: expected sha256 {expected}, found {found}; "
+            "install the patched wheel or apply the patch set again"
         )
 
 
+# Where the package is, and where its record is
+
+
 def _import_root(dist: str) -> Path:
-    """The directory on sys.path from which the package would be imported; the package itself is not run."""
-    module, marker, _ = _PACKAGES[dist]
-    parent, _, last = module.rpartition(".")
-    try:
-        places = importlib.util.find_spec(parent).submodule_search_locations if parent else None
-        spec = importlib.machinery.PathFinder.find_spec(module, places)
-    except (ImportError, AttributeError) as error:
-        raise PatchSetError(f"{dist}: {module} cannot be imported: {error}") from error
+    """The directory on sys.path from which the package is, or would be, imported; the package itself is not run."""
+    package = _PACKAGES[dist]
+    loaded = sys.modules.get(package.module)
+    spec = getattr(loaded, "__spec__", None) or _find_spec(package.module)
     if spec is None or spec.origin is None:
-        raise PatchSetError(f"{dist}: {module} is not importable; install the patched wheel or apply the patch set")
-    return Path(spec.origin).resolve().parents[len(Path(marker).parts) - 1]
+        raise PatchSetError(f"{dist}: {package.module} is not importable; install the patched wheel or apply the patch set")
+    return Path(os.path.abspath(spec.origin)).parents[package.depth]
 
 
-def _find_record(dist: str, root: Path) -> Path:
-    candidates = [d / _STATE / name for d in _dist_infos(dist, root) for name in _RECORDS]
-    target = "megatron" if dist == "megatron-core" else dist
-    layout = Path(_PACKAGES[dist][2])
-    tops = [root, root.parent] if layout.name and root.name == layout.name else [root]
-    for top in tops:
-        candidates.append(top / f".{_STATE}" / target / "state.json")
-        git_directory = _git_dir(top)
-        if git_directory is not None:
-            candidates.append(git_directory / _STATE / target / "state.json")
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise PatchSetError(f"{dist}: {root} carries no fp8-colocate record: the package there is not patched")
+def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """The spec of a dotted name by way of sys.meta_path, editable finders included, without importing a parent."""
+    places: list[str] | None = None
+    spec = None
+    for at, name in enumerate(module.split(".")):
+        full = ".".join(module.split(".")[: at + 1])
+        found = (finder.find_spec(full, places) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((s for s in found if s is not None), None)
+        if spec is None:
+            return None
+        if spec.submodule_search_locations is None and full != module:
+            raise PatchSetError(f"{name} is a module, not a package: {spec.origin}")
+        places = list(spec.submodule_search_locations or ())
+    return spec
 
 
-def _dist_infos(dist: str, root: Path) -> list[Path]:
-    name = dist.replace("-", "_")
-    return [
-        path
-        for path in sorted(root.glob("*.dist-info"))
-        if path.name.lower().replace("-", "_").startswith(f"{name}_") and path.name.count("-") == 2
-    ]
+def _find_record(dist: str, root: Path) -> tuple[Path, Path]:
+    """The record of the package below `root`, and the directory that its paths are relative to."""
+    infos = list(_dist_infos(dist, root))
+    if len(infos) > 1:
+        raise PatchSetError(f"{dist}: {len(infos)} dist-info directories in {root}: {', '.join(i.name for i in infos)}")
+    _refuse_hidden_wheel(dist, root)
+    for record, base in _candidates(dist, root, infos):
+        if record.is_file():
+            return record, base
+    raise PatchSetError(
+        f"{dist}: {root} carries no fp8-colocate record: the package there is not patched; "
+        "install the patched wheel or apply the patch set"
+    )
+
+
+def _candidates(dist: str, root: Path, infos: list[Path]) -> Iterator[tuple[Path, Path]]:
+    package = _PACKAGES[dist]
+    for info in infos:
+        if _is_editable(info):
+            raise PatchSetError(f"{dist}: {info} is of an editable install; its record says nothing of the files here")
+        for name in (_WHEEL_RECORD, _TREE_RECORD):
+            yield info / _STATE / name, root
+    for start in dict.fromkeys((root, root.resolve())):
+        tops = [start, start.parent] if package.layout and start.name == package.layout else [start]
+        for top in tops:
+            yield top / f".{_STATE}" / package.target / _TREE_RECORD, top
+            git_directory = _git_dir(top)
+            if git_directory is not None:
+                yield git_directory / _STATE / package.target / _TREE_RECORD, top
+
+
+def _refuse_hidden_wheel(dist: str, root: Path) -> None:
+    """A patched wheel is installed, yet Python imports another copy: an editable install, or PYTHONPATH."""
+    for installed in importlib.metadata.distributions(name=dist):
+        info = getattr(installed, "_path", None)
+        if info is None or not (Path(info) / _STATE / _WHEEL_RECORD).is_file():
+            continue
+        if Path(info).parent.resolve() != root.resolve():
+            raise PatchSetError(
+                f"{dist}: the patched wheel {Path(info).name} is installed in {Path(info).parent}, but Python imports "
+                f"{root}: an editable install or PYTHONPATH hides it; remove one of the two"
+            )
+
+
+def _dist_infos(dist: str, root: Path) -> Iterator[Path]:
+    name = re.compile(dist.replace("-", "[-_.]") + r"-[^-]+\.dist-info", re.IGNORECASE)
+    yield from (path for path in sorted(root.glob("*.dist-info")) if name.fullmatch(path.name))
+
+
+def _version_of(dist_info: Path) -> str:
+    return dist_info.name.removesuffix(".dist-info").rsplit("-", 1)[-1]
+
+
+def _is_editable(dist_info: Path) -> bool:
+    try:
+        direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
+        return bool(direct["dir_info"]["editable"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _git_dir(top: Path) -> Path | None:
@@ -141,27 +251,33 @@ def _git_dir(top: Path) -> Path | None:
     return None
 
 
-def _base(record: Path, root: Path, dist: str) -> Path:
-    """The directory that the record's paths are relative to."""
-    in_dist_info = record.parent.parent.name.endswith(".dist-info")
-    layout = Path(_PACKAGES[dist][2])
-    if in_dist_info or not layout.name or root.name != layout.name:
-        return root
-    return root.parent if not (root / f".{_STATE}").is_dir() else root
+# python -P fp8_colocate.py
 
 
-def main() -> None:
-    """Print what each importable package carries: `python -m sglang.fp8_colocate`."""
+def main(arguments: list[str]) -> int:
+    """Print what each importable package carries. Returns 0 when all three are patched, else 3."""
+    if arguments not in ([], ["--changes"]):
+        print("usage: python -P fp8_colocate.py [--changes]", file=sys.stderr)
+        return 2
+    faults = 0
     for dist in _PACKAGES:
         try:
             found = require(dist)
         except PatchSetError as error:
+            faults += 1
             print(f"not patched  {error}")
-        else:
-            installed = next(iter(importlib.metadata.distributions(name=dist)), None)
-            shown = installed.version if installed else found.version
-            print(f"patched      {dist} {shown}: digest {found.digest[:12]}, {found.num_files} files, {found.record}")
+            continue
+        print(f"patched      {dist} {found.version}: digest {found.digest[:12]}, {found.num_files} files, {found.record}")
+        if arguments:
+            print("".join(f"    {line}\n" for line in _changes(_load(dist, found.record))), end="")
+    return 3 if faults else 0
+
+
+def _changes(body: dict) -> Iterator[str]:
+    yield from (f"patch    {p['slug']}: {p['subject']}" for p in body.get("patches", ()))
+    yield from (f"changed  {e['at']}" for e in [*body["files"].values(), *body.get("version_files", {}).values()])
+    yield from (f"new      {at}" for at in body["places"].values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
