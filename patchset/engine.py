@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from patchset.errors import Drift, HashMismatch, NotPatched, PatchsetError, Usag
 from patchset.manifest import Manifest
 from patchset.target import locate, tree_version
 from patchset.types import Applied, FileState, Kind, Located, Lock, PatchMail, Target, TargetState, sha256
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -32,10 +33,19 @@ class Inspection:
     @property
     def state(self) -> TargetState:
         summary = plan.summarise(self.files, self.lock)
+        doubtful = summary is TargetState.DRIFTED or not self.vouched
+        return TargetState.UNKNOWN if doubtful and self.other_version else summary
+
+    @property
+    def other_version(self) -> str | None:
+        """The version the tree says it is, when that is not the pin's."""
         said = tree_version(self.found)
-        if summary is TargetState.DRIFTED and said is not None and not _same_release(said, self.lock.version):
-            return TargetState.UNKNOWN
-        return summary
+        return said if said is not None and not _same_release(said, self.lock.version) else None
+
+    @property
+    def vouched(self) -> bool:
+        """Whether the bytes of at least one file of the pin were looked at: new files alone prove no version."""
+        return any(path in self.lock.files for path in self.files)
 
 
 @dataclass
@@ -97,7 +107,7 @@ def _inspect_pin(manifest: Manifest, found: Located, version: str) -> Inspection
     data = {path: swap.read_optional(_place(found, path)) for path in paths}
     digests = {path: None if d is None else sha256(d) for path, d in data.items()}
     files = plan.classify(digests, lock, applied)
-    interrupted = swap.interrupted(found.state_dir) is not None
+    interrupted = swap.interrupted(found.root, found.state_dir, found.target.id) is not None
     return Inspection(manifest, found, lock, tuple(patches), applied, data, files, interrupted)
 
 
@@ -119,31 +129,45 @@ def refuse_drift(inspection: Inspection) -> None:
         Drift: a local edit, CRLF line endings, a missing file, a patch that is already upstream, a file in the way.
     """
     bad = plan.refused(inspection.files)
+    found, lock = inspection.found, inspection.lock
+    if inspection.other_version and (bad or not inspection.vouched):
+        raise _wrong_version(inspection, bad)
     if not bad:
         return
-    found, lock = inspection.found, inspection.lock
     path, file_state = next(iter(bad.items()))
-    place = _place(found, path)
-    said = tree_version(found)
-    details = [f"{s.value}: {_place(found, p)}" for p, s in bad.items()]
-    common = {"target": found.target.id, "path": str(place), "patch": _patches_of(inspection, path), "details": details}
-    if said is not None and not _same_release(said, lock.version):
-        raise WrongVersion(
-            f"{len(bad)} files are not those of {found.target.dist} {lock.version}",
-            expected=f"{found.target.dist} {lock.version}" + _pins_text(found),
-            found=f"{found.target.dist} {said} ({found.kind.value})",
-            cause="another version of the target",
-            next_step=_install_hint(found, lock.version),
-            **common,
-        )
     cause, next_step = _likely_cause(inspection, path, file_state)
     raise Drift(
         f"{len(bad)} files are neither {found.target.dist} {lock.version}'s nor the patch set's",
+        target=found.target.id,
+        patch=_patches_of(inspection, path),
+        path=str(_place(found, path)),
         expected=_expected(inspection, path),
         found=_found(inspection, path),
         cause=cause,
         next_step=next_step,
-        **common,
+        details=_listed(found, bad),
+    )
+
+
+def _listed(found: Located, bad: Mapping[str, FileState]) -> list[str]:
+    return [f"{s.value}: {_place(found, p)}" for p, s in bad.items()]
+
+
+def _wrong_version(inspection: Inspection, bad: Mapping[str, FileState]) -> WrongVersion:
+    found, lock = inspection.found, inspection.lock
+    path = next(iter(bad), None)
+    return WrongVersion(
+        f"{len(bad)} files are not those of {found.target.dist} {lock.version}"
+        if bad
+        else f"this is not {found.target.dist} {lock.version}",
+        target=found.target.id,
+        patch=_patches_of(inspection, path) if path else None,
+        path=str(_place(found, path) if path else found.root),
+        expected=f"{found.target.dist} {lock.version}" + _pins_text(found),
+        found=f"{found.target.dist} {inspection.other_version} ({found.kind.value})",
+        cause="another version of the target",
+        next_step=_install_hint(found, lock.version),
+        details=_listed(found, bad),
     )
 
 
@@ -171,7 +195,8 @@ def _found(inspection: Inspection, path: str) -> str:
 def _install_hint(found: Located, version: str) -> str:
     target = found.target
     if found.installed_layout:
-        return f"pip install --no-deps {target.dist}=={version}"
+        again = " --force-reinstall" if found.version is not None and _same_release(found.version, version) else ""
+        return f"pip install --no-deps{again} {target.dist}=={version}"
     if found.kind is Kind.CHECKOUT:
         return f"git -C {found.root} checkout {target.pins[version].tag}"
     return f"python apply.py --fetch DIR   brings {target.dist} {version}"
@@ -187,11 +212,15 @@ def _likely_cause(inspection: Inspection, path: str, file_state: FileState) -> t
     )
     if file_state is FileState.MISSING:
         return "a file of the pin was deleted", restore.replace("diff --", "checkout --")
+    if _from_wheel(inspection):
+        return f"the patched wheel {found.version} is of another revision", restore
     if file_state is FileState.EXTRA:
         return "a local file, or a newer upstream that brings it", f"move {_place(found, path)} away"
     if data is not None and b"\r\n" in data:
         unix = sha256(data.replace(b"\r\n", b"\n"))
-        if path in lock.files and (lock.files[path].source_of(unix, "pre") or lock.files[path].source_of(unix, "post")):
+        if path in lock.files and (
+            lock.files[path].source_of(unix, "pre") or lock.files[path].source_of(unix, "post")
+        ):
             return "CRLF line endings (core.autocrlf)", "git config core.autocrlf false, then check the file out again"
     for patch in inspection.patches:
         if data is not None and scratch.applies_in_reverse(patch, {path: data}):
@@ -215,7 +244,7 @@ def plan_apply(inspection: Inspection) -> list[swap.Change]:
     refuse_drift(inspection)
     base = _base(inspection)
     done = all(s is FileState.PATCHED for s in inspection.files.values())
-    if done and (inspection.applied is None or inspection.applied.digest == inspection.lock.digest):
+    if done and (_recorded(inspection) or _from_wheel(inspection)):
         return []
     patched = _patched(inspection, base)
     dropped = _dropped(inspection)
@@ -225,6 +254,16 @@ def plan_apply(inspection: Inspection) -> list[swap.Change]:
     ]
     changes = [c for c in changes if c.after is None or c.before_sha256 != sha256(c.after)]
     return changes + _bookkeeping(inspection, base, patched, changes)
+
+
+def _recorded(inspection: Inspection) -> bool:
+    return inspection.applied is not None and inspection.applied.digest == inspection.lock.digest
+
+
+def _from_wheel(inspection: Inspection) -> bool:
+    """Whether the tree is an installed or unpacked patched wheel, whose record is its provenance."""
+    version = inspection.found.version
+    return version is not None and "+" in version and inspection.applied is None
 
 
 def _base(inspection: Inspection) -> dict[str, bytes]:
@@ -239,6 +278,12 @@ def _base(inspection: Inspection) -> dict[str, bytes]:
         elif file_state is FileState.OLD:
             base[path] = _kept(inspection, path)
     return base
+
+
+def _is_kept(inspection: Inspection, path: str) -> bool:
+    recorded = inspection.applied.files.get(path) if inspection.applied else None
+    data = swap.read_optional(state.pristine_path(inspection.found, path)) if recorded else None
+    return data is not None and recorded is not None and sha256(data) == recorded[0]
 
 
 def _kept(inspection: Inspection, path: str) -> bytes:
@@ -306,7 +351,6 @@ def _bookkeeping(
 ) -> list[swap.Change]:
     """State file, pristine copies and RECORD that go with `changes`."""
     found, lock, applied = inspection.found, inspection.lock, inspection.applied
-    pristine = {path: data for path, data in base.items()}
     files = {path: (sha256(base[path]), sha256(patched[path])) for path in base}
     for path, file_state in inspection.files.items():  # patched before: keep what is known of their pristine bytes
         if path in lock.files and path not in files and file_state is FileState.PATCHED:
@@ -316,7 +360,7 @@ def _bookkeeping(
     overlay = {p: h for p, h in lock.overlay.items() if found.place(p) is not None}
     record = Applied(found.target.id, lock.version, lock.digest, files, overlay)
     kept: list[swap.Change] = []
-    for path, data in pristine.items():
+    for path, data in base.items():
         kept += _state_change(state.pristine_path(found, path), data)
     for path in applied.files if applied else ():
         if path not in lock.files:
@@ -324,7 +368,7 @@ def _bookkeeping(
     if found.kind not in (Kind.SITE, Kind.CHECKOUT):
         kept += _state_change(found.state_dir / ".gitignore", b"*\n")
     last = _state_change(found.state_dir / state.STATE, state.to_json(record, found))
-    return kept + _record_changes(found, [*changes, *kept, *last]) + last
+    return kept + _record_changes(inspection, [*changes, *kept, *last]) + last
 
 
 def _state_change(path: Path, after: bytes | None) -> list[swap.Change]:
@@ -334,19 +378,50 @@ def _state_change(path: Path, after: bytes | None) -> list[swap.Change]:
     return [swap.Change(path, None if before is None else sha256(before), after)]
 
 
-def _record_changes(found: Located, changes: Sequence[swap.Change]) -> list[swap.Change]:
-    """The rewritten RECORD of a site-packages or an unpacked wheel, and a copy of the original one."""
-    if found.dist_info is None:
+def _record_changes(inspection: Inspection, changes: Sequence[swap.Change]) -> list[swap.Change]:
+    """The rewritten RECORD of a site-packages or an unpacked wheel, and a copy of the original one.
+
+    It is made from the original one, so that it is the same whatever was applied in between; unless the installer has
+    written rows of its own since.
+    """
+    found = inspection.found
+    record = None if found.dist_info is None else swap.read_optional(found.dist_info / state.RECORD)
+    if found.dist_info is None or record is None:
         return []
-    record = swap.read_optional(found.dist_info / state.RECORD)
-    if record is None:
-        return []
-    rows = {c.path.relative_to(found.root).as_posix(): c.after for c in changes}
-    original = found.state_dir / state.PRISTINE / state.RECORD
-    extra = [] if original.exists() else [swap.Change(original, None, record)]
-    rows |= {c.path.relative_to(found.root).as_posix(): c.after for c in extra}
-    rewritten = state.rewrite_record(record, rows)
-    return [*extra, swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)]
+    place = found.state_dir / state.PRISTINE / state.RECORD
+    original = swap.read_optional(place)
+    kept = [] if original is not None else [swap.Change(place, None, record)]
+    rows = _final_rows(inspection, [*changes, *kept])
+    rewritten = state.rewrite_record(_record_base(inspection, record, original, rows), rows)
+    again = [swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)] if rewritten != record else []
+    return kept + again
+
+
+def _record_base(inspection: Inspection, record: bytes, original: bytes | None, rows: Mapping[str, object]) -> bytes:
+    """The RECORD to start from: the original one where all rows that are not ours are still the same."""
+    state_rows = inspection.found.state_dir.relative_to(inspection.found.root).as_posix() + "/"
+    mine = {*rows, *(path for path in state.record_paths(record) if path.startswith(state_rows))}
+    theirs = [state.rewrite_record(r, dict.fromkeys(mine)).splitlines() for r in (record, original or b"")]
+    if original is not None and sorted(theirs[0]) == sorted(theirs[1]):
+        return original
+    return state.rewrite_record(record, {path: None for path in mine if path not in rows})
+
+
+def _final_rows(inspection: Inspection, changes: Sequence[swap.Change]) -> dict[str, bytes | None]:
+    """Path below the root -> bytes after `changes`, for every file the tool knows of, its state included."""
+    found = inspection.found
+    files: dict[Path, bytes | None] = {_place(found, path): data for path, data in inspection.data.items()}
+    files |= {p: swap.read_optional(p) for p in _state_files(found)}
+    files |= {c.path: c.after for c in changes}
+    rows = {path.relative_to(found.root).as_posix(): data for path, data in files.items()}
+    return dict(sorted(rows.items()))
+
+
+def _state_files(found: Located) -> list[Path]:
+    """The record, the pristine copies, and what git needs to overlook them."""
+    kept = (p for p in (found.state_dir / state.PRISTINE).rglob("*") if not p.is_dir())
+    single = (found.state_dir / name for name in (state.STATE, ".gitignore"))
+    return [*sorted(kept), *(p for p in single if p.exists())]
 
 
 def plan_revert(inspection: Inspection) -> list[swap.Change]:
@@ -355,7 +430,7 @@ def plan_revert(inspection: Inspection) -> list[swap.Change]:
     Raises:
         Drift, WrongVersion: a file holds bytes nobody recorded, or the tree came from a patched wheel.
     """
-    found, lock = inspection.found, inspection.lock
+    lock = inspection.lock
     if inspection.applied is None and inspection.state is TargetState.PRISTINE:
         return []
     refuse_drift(inspection)
@@ -370,18 +445,18 @@ def plan_revert(inspection: Inspection) -> list[swap.Change]:
             continue
         if path not in lock.files and path not in old_files:
             overlays[path] = None
-        elif path in old_files and state.pristine_path(found, path).exists():
-            back[path] = _kept(inspection, path)
-        else:
+        elif file_state is FileState.PATCHED and not _is_kept(inspection, path):
             unkept[path] = data
+        else:
+            back[path] = _kept(inspection, path)
     back |= _unpatched(inspection, unkept)
     changes = [_change(inspection, p, d) for p, d in (back | overlays).items()]
-    return changes + _forget(found, inspection.applied, changes)
+    return changes + _forget(inspection, changes)
 
 
 def _refuse_wheel_install(inspection: Inspection) -> None:
     found = inspection.found
-    if found.version is not None and "+" in found.version and inspection.applied is None:
+    if _from_wheel(inspection):
         raise Drift(
             "this was installed from a patched wheel; there is nothing of `apply` to take back",
             target=found.target.id,
@@ -408,29 +483,21 @@ def _unpatched(inspection: Inspection, files: Mapping[str, bytes]) -> dict[str, 
     return result
 
 
-def _forget(found: Located, applied: Applied | None, changes: Sequence[swap.Change]) -> list[swap.Change]:
+def _forget(inspection: Inspection, changes: Sequence[swap.Change]) -> list[swap.Change]:
     """Removal of the state, and RECORD as it was."""
-    gone: list[swap.Change] = []
+    found = inspection.found
+    gone = [change for path in _state_files(found) for change in _state_change(path, None)]
+    return _record_back(inspection, [*changes, *gone]) + gone
+
+
+def _record_back(inspection: Inspection, changes: Sequence[swap.Change]) -> list[swap.Change]:
+    found = inspection.found
+    record = None if found.dist_info is None else swap.read_optional(found.dist_info / state.RECORD)
+    if found.dist_info is None or record is None:
+        return []
     original = swap.read_optional(found.state_dir / state.PRISTINE / state.RECORD)
-    kept = [state.pristine_path(found, path) for path in applied.files] if applied else []
-    if found.dist_info is not None:
-        kept.append(found.state_dir / state.PRISTINE / state.RECORD)
-    for path in (*kept, found.state_dir / state.STATE):
-        gone += _state_change(path, None)
-    gone += _state_change(found.state_dir / ".gitignore", None)
-    return _record_back(found, original, [*changes, *gone]) + gone
-
-
-def _record_back(found: Located, original: bytes | None, changes: Sequence[swap.Change]) -> list[swap.Change]:
-    if found.dist_info is None:
-        return []
-    record = swap.read_optional(found.dist_info / state.RECORD)
-    if record is None:
-        return []
-    rows = {c.path.relative_to(found.root).as_posix(): c.after for c in changes}
-    rewritten = state.rewrite_record(record, rows)
-    if original is not None and sorted(original.splitlines()) == sorted(rewritten.splitlines()):
-        rewritten = original  # the same rows: give back the very bytes, order included
+    rows = _final_rows(inspection, changes)
+    rewritten = state.rewrite_record(_record_base(inspection, record, original, rows), rows)
     return [swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)] if rewritten != record else []
 
 
@@ -449,7 +516,9 @@ class Request:
 Planner = Callable[[Inspection], list[swap.Change]]
 
 
-def run(manifest: Manifest, requests: Sequence[Request], planner: Planner, wait_s: float, check: bool) -> list[Outcome]:
+def run(
+    manifest: Manifest, requests: Sequence[Request], planner: Planner, wait_s: float, check: bool
+) -> list[Outcome]:
     """Plan every target, then change all of them; nothing is written before every target has been verified.
 
     Args:
@@ -462,7 +531,7 @@ def run(manifest: Manifest, requests: Sequence[Request], planner: Planner, wait_
     located = [(locate(r.target, r.path), r.version) for r in requests]
     _refuse_repeats(located)
     with state.hold([f.root for f, _ in located], wait_s):
-        recovered = {} if check else {f.root / f.target.id: swap.recover(f.state_dir, f.target.id) for f, _ in located}
+        recovered = {} if check else _recover_all(f for f, _ in located)
         inspections = [inspect(manifest, f, version) for f, version in located]
         if check:
             _refuse_interrupted(inspections)
@@ -470,16 +539,22 @@ def run(manifest: Manifest, requests: Sequence[Request], planner: Planner, wait_
         if not check:
             _swap_all([(i.found, changes) for i, changes in zip(inspections, plans, strict=True) if changes])
         return [
-            _outcome(manifest, i, changes, recovered.get(i.found.root / i.found.target.id), check)
+            _outcome(manifest, i, changes, recovered.get(i.found.state_dir), check, planner)
             for i, changes in zip(inspections, plans, strict=True)
         ]
+
+
+def _recover_all(targets: Iterable[Located]) -> dict[Path, str | None]:
+    return {f.state_dir: swap.recover(f.root, f.state_dir, f.target.id) for f in targets}
 
 
 def _plan_together(inspections: Sequence[Inspection], planner: Planner) -> list[list[swap.Change]]:
     plans, errors = [], []
     for inspection in inspections:
         try:
-            plans.append(planner(inspection))
+            changes = planner(inspection)
+            swap.check_places(inspection.found.root, inspection.found.state_dir, changes)
+            plans.append(changes)
         except PatchsetError as error:
             errors.append(error)
     if errors:
@@ -527,13 +602,34 @@ def _swap_all(work: Sequence[tuple[Located, list[swap.Change]]]) -> None:
 
 
 def _outcome(
-    manifest: Manifest, before: Inspection, changes: Sequence[swap.Change], recovered: str | None, check: bool
+    manifest: Manifest,
+    before: Inspection,
+    changes: Sequence[swap.Change],
+    recovered: str | None,
+    check: bool,
+    planner: Planner,
 ) -> Outcome:
-    after = before if check or not changes else inspect(manifest, before.found, before.lock.version)
+    after = (
+        before if check or not changes else _verified(inspect(manifest, before.found, before.lock.version), planner)
+    )
     written = [str(c.path) for c in changes if not c.path.is_relative_to(before.found.state_dir)]
     return Outcome(
         before.found, before.lock.version, before.lock.digest, after.state, len(before.patches), written, recovered
     )
+
+
+def _verified(after: Inspection, planner: Planner) -> Inspection:
+    """`after` itself, once reading the tree again shows that nothing is left to do."""
+    if planner(after):
+        raise HashMismatch(
+            "the tree is not as it was just written",
+            target=after.found.target.id,
+            path=str(after.found.root),
+            found=after.state.value,
+            cause="another program changes it at the same time",
+            next_step="stop that and run again",
+        )
+    return after
 
 
 def status(manifest: Manifest, requests: Sequence[Request]) -> list[tuple[Inspection, TargetState]]:

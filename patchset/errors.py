@@ -8,6 +8,8 @@ the likely cause and the next command. `str(error)` is what the user reads; `err
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 
 EXIT_OK = 0
@@ -68,6 +70,27 @@ class PatchsetError(Exception):
 
 class FileSystemError(PatchsetError):
     """Reading or writing failed: permissions, a full disk, a vanished directory."""
+
+
+_OS_CAUSES = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "no permission; the directory belongs to another user or is read-only",
+    errno.EPERM: "no permission, or the file is immutable",
+    errno.EROFS: "the file system is mounted read-only",
+}
+
+
+def os_failure(what: str, error: OSError, *, path: str | os.PathLike | None = None, **fields) -> FileSystemError:
+    """The `FileSystemError` for `error`, with its likely cause; `path` is used where the error names no file."""
+    where = error.filename if error.filename is not None else path
+    return FileSystemError(
+        what,
+        path=None if where is None else os.fsdecode(where),
+        found=error.strerror or str(error),
+        cause=_OS_CAUSES.get(error.errno or 0),
+        **fields,
+    )
 
 
 class SymlinkRefused(PatchsetError):

@@ -20,6 +20,7 @@ _CONFIG = (
     "core.eol=lf",
     "core.safecrlf=false",
     "core.hooksPath=/dev/null",
+    "core.attributesFile=/dev/null",
     "core.fsmonitor=false",
     "core.quotePath=false",
     "apply.whitespace=nowarn",
@@ -75,7 +76,7 @@ def run(
     except FileNotFoundError as error:
         if not directory.is_dir():
             raise GitFailed("the directory git should run in is gone", path=str(directory)) from error
-        raise ToolMissing("git is not installed", expected="git >= 2.30 on PATH", next_step="install git") from error
+        raise ToolMissing("git is not installed", expected="git >= 2.32 on PATH", next_step="install git") from error
     if check and done.returncode != 0:
         raise GitFailed(
             f"git {args[0]} failed with exit code {done.returncode}",
@@ -96,6 +97,33 @@ def init(directory: Path) -> None:
     run(directory, "init", "--quiet", "--template=")
 
 
+def clone(url: str, tag: str, place: Path, quiet: bool) -> subprocess.CompletedProcess[bytes]:
+    """Clone one tag, without history, into the new directory `place`; git's progress goes to our stderr.
+
+    Unlike the rest this talks to a network: the caller's GIT_SSL_*, GIT_SSH*, GIT_HTTP_* and GIT_PROXY_* reach it.
+    The result is not checked; `stdout` is empty and `stderr` is what git said.
+
+    Raises:
+        ToolMissing: git is not installed.
+    """
+    network = ("GIT_SSL_", "GIT_SSH", "GIT_HTTP_", "GIT_PROXY_")
+    env = environment(place.parent, {k: v for k, v in os.environ.items() if k.startswith(network)})
+    options = ["--depth=1", "--single-branch", f"--branch={tag}", "--template=", "--quiet" if quiet else "--progress"]
+    command = ["git", *_flags(), "clone", *options, "--", url, str(place)]
+    said = bytearray()
+    try:
+        with subprocess.Popen(
+            command, cwd=place.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env
+        ) as process:
+            while process.stderr and (piece := process.stderr.read1(4096)):  # type: ignore[attr-defined]
+                said += piece
+                if not quiet:
+                    os.write(2, piece)
+    except FileNotFoundError as error:
+        raise ToolMissing("git is not installed", expected="git >= 2.32 on PATH", next_step="install git") from error
+    return subprocess.CompletedProcess(command, process.returncode, b"", bytes(said))
+
+
 def _flags() -> Sequence[str]:
     return [flag for setting in _CONFIG for flag in ("-c", setting)]
 
@@ -107,7 +135,7 @@ def git_dir(root: Path) -> Path | None:
     """
     dot_git = root / ".git"
     if dot_git.is_dir():
-        return dot_git
+        return dot_git.resolve()
     if not dot_git.is_file():
         return None
     content = dot_git.read_text(encoding="utf-8", errors="surrogateescape").strip()

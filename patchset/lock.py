@@ -11,7 +11,7 @@ from pathlib import Path
 from patchset.errors import LockInvalid
 from patchset.manifest import Manifest
 from patchset.series import load_series
-from patchset.types import FileLock, Lock, PatchMail, Pin, Target, sha256
+from patchset.types import SHA256, FileLock, Lock, PatchMail, Pin, Target, sha256
 
 SCHEMA = 1
 
@@ -55,11 +55,11 @@ def parse(data: bytes, where: Path) -> Lock:
             version=body["version"],
             wheel_sha256=body["wheel_sha256"],
             patches=tuple((p["slug"], p["sha256"]) for p in body["patches"]),
-            files={p: FileLock(dict(f["pre"]), dict(f["post"]), f["mode"]) for p, f in body["files"].items()},
-            overlay=dict(body["overlay"]),
+            files={p: _file_lock(p, f) for p, f in body["files"].items()},
+            overlay={p: _hash(h) for p, h in body["overlay"].items()},
             digest=body["digest"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LockInvalid(
             "lock.json cannot be read",
             path=str(where),
@@ -76,6 +76,19 @@ def parse(data: bytes, where: Path) -> Lock:
             next_step="git checkout -- the file, or: python apply.py export TARGET",
         )
     return lock
+
+
+def _file_lock(path: str, entry: Mapping) -> FileLock:
+    pre, post = ({source: _hash(h) for source, h in entry[side].items()} for side in ("pre", "post"))
+    if not pre or pre.keys() != post.keys():
+        raise ValueError(f"{path}: sources before {sorted(pre)}, after {sorted(post)}")
+    return FileLock(pre, post, entry["mode"])
+
+
+def _hash(value: str) -> str:
+    if not SHA256.fullmatch(value):
+        raise ValueError(f"not a sha256: {value!r}")
+    return value
 
 
 def path_of(manifest: Manifest, target: Target, version: str) -> Path:

@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchset.errors import ManifestInvalid, UsageError
-from patchset.types import Pin, Requirement, Target, WheelPin
+from patchset.types import SHA256, Pin, Requirement, Target, WheelPin
 
+SCHEMA = 1
 HOME = Path(__file__).resolve().parent.parent
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def _is_overlay_file(path: Path) -> bool:
 
 
 def cache_dir() -> Path:
-    """Where downloads and worktrees are kept between runs: $XDG_CACHE_HOME/fp8-colocate, else ~/.cache/fp8-colocate."""
+    """Where downloads and worktrees are kept: $XDG_CACHE_HOME/fp8-colocate, else ~/.cache/fp8-colocate."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fp8-colocate"
 
@@ -96,6 +95,9 @@ def load(home: Path = HOME) -> Manifest:
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both ValueErrors
         raise ManifestInvalid("patchset.toml is not valid TOML", path=str(path), found=str(error)) from error
     try:
+        if raw["schema"] != SCHEMA:
+            raise ValueError(f"schema = {raw['schema']!r}, this tool reads {SCHEMA}")
+        _refuse_unknown("the top level", raw, ("schema", "name", "tag", "revision", "target"))
         targets = {target_id: _target(target_id, table) for target_id, table in raw["target"].items()}
         return Manifest(home, raw["name"], raw["tag"], int(raw["revision"]), targets)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -104,7 +106,19 @@ def load(home: Path = HOME) -> Manifest:
         ) from error
 
 
+_TARGET_KEYS = (
+    "dist module repo licence pin pins layout marker version_files native requires_dist shared python".split()
+)
+
+
+def _refuse_unknown(where: str, table: Mapping, known: Sequence[str]) -> None:
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise ValueError(f"{where} has {', '.join(unknown)}, which nothing reads; known: {', '.join(known)}")
+
+
 def _target(target_id: str, table: Mapping) -> Target:
+    _refuse_unknown(f"target.{target_id}", table, _TARGET_KEYS)
     pins = {version: _pin(version, entry) for version, entry in table["pins"].items()}
     if table["pin"] not in pins:
         raise ValueError(f"target.{target_id}.pin = {table['pin']!r} has no [target.{target_id}.pins] entry")
@@ -127,12 +141,15 @@ def _target(target_id: str, table: Mapping) -> Target:
 
 
 def _pin(version: str, entry: Mapping) -> Pin:
+    _refuse_unknown(f"pin {version}", entry, ("wheel", "sdist", "tag", "commit"))
     sdist = entry.get("sdist")
-    return Pin(version, _wheel(entry["wheel"]), _wheel(sdist) if sdist else None, entry.get("tag"), entry.get("commit"))
+    return Pin(
+        version, _wheel(entry["wheel"]), _wheel(sdist) if sdist else None, entry.get("tag"), entry.get("commit")
+    )
 
 
 def _wheel(entry: Mapping) -> WheelPin:
-    if not _SHA256.fullmatch(entry["sha256"]):
+    if not SHA256.fullmatch(entry["sha256"]):
         raise ValueError(f"sha256 of {entry['file']} is not 64 hex digits: {entry['sha256']!r}")
     return WheelPin(entry["file"], entry["sha256"])
 

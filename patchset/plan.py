@@ -30,17 +30,26 @@ def touched(lock: Lock, applied: Applied | None) -> list[str]:
 def _classify_one(path: str, digest: str | None, lock: Lock, applied: Applied | None) -> FileState:
     if path in lock.files:
         return _classify_file(path, digest, lock, applied)
+    if digest is not None and digest == lock.overlay.get(path):
+        return FileState.PATCHED
+    if applied is not None and path not in lock.overlay and applied.version != lock.version:
+        return _classify_left(path, digest, applied)
     old_file = applied.files.get(path) if applied else None
     if old_file is not None and path not in lock.overlay:  # patched by an earlier revision, by this one no more
         states = {None: FileState.MISSING, old_file[0]: FileState.PRISTINE, old_file[1]: FileState.OLD}
         return states.get(digest, FileState.LOCAL)
     if digest is None:
         return FileState.ABSENT
-    if digest == lock.overlay.get(path):
-        return FileState.PATCHED
     if applied is not None and digest == applied.overlay.get(path):
         return FileState.OLD
     return FileState.EXTRA
+
+
+def _classify_left(path: str, digest: str | None, applied: Applied) -> FileState:
+    """A path that only a run on another upstream version touched: ours where its bytes are, else the new version's."""
+    if digest is not None and digest in (applied.files.get(path, ("", ""))[1], applied.overlay.get(path)):
+        return FileState.OLD
+    return FileState.ABSENT if path in applied.overlay else FileState.PRISTINE
 
 
 def _classify_file(path: str, digest: str | None, lock: Lock, applied: Applied | None) -> FileState:

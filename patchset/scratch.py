@@ -2,12 +2,14 @@
 # Copyright 2026 The fp8-colocate authors
 """Apply a series to bytes, in a scratch directory that is in no repository. The target is never touched from here.
 
-git's exit code is a hint only: below an unrelated repository `git apply` skips every file and returns 0. What counts is
-the hash of the result, which the caller compares with the lock.
+git's exit code is a hint only: below an unrelated repository `git apply` skips every file and returns 0. What counts
+is the hash of the result, which the caller compares with the lock.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +20,8 @@ from patchset.types import FileDiff, Hunk, PatchMail
 
 # Apache-2.0 section 4(b): modified files carry a prominent notice. A trailing line moves no other line.
 _NOTICE = "Modified by fp8-colocate; fp8_colocate.py in this package says how to list the changes."
-_COMMENT = {".py": "# ", ".pyi": "# ", ".toml": "# ", ".cfg": "# ", ".sh": "# ", ".yaml": "# ", ".yml": "# "}
-_COMMENT |= dict.fromkeys((".cuh", ".cu", ".cpp", ".h", ".hpp", ".cc"), "// ")
+COMMENT = {".py": "# ", ".pyi": "# ", ".toml": "# ", ".cfg": "# ", ".sh": "# ", ".yaml": "# ", ".yml": "# "}
+COMMENT |= dict.fromkeys((".cuh", ".cu", ".cpp", ".h", ".hpp", ".cc"), "// ")
 
 
 def notice(path: str) -> bytes:
@@ -29,11 +31,11 @@ def notice(path: str) -> bytes:
         SeriesInvalid: no comment syntax is known for the suffix.
     """
     suffix = Path(path).suffix
-    if suffix not in _COMMENT:
+    if suffix not in COMMENT:
         raise SeriesInvalid(
-            "a patched file must be able to carry a change notice", path=path, expected=", ".join(_COMMENT)
+            "a patched file must be able to carry a change notice", path=path, expected=", ".join(COMMENT)
         )
-    return f"{_COMMENT[suffix]}{_NOTICE}\n".encode()
+    return f"{COMMENT[suffix]}{_NOTICE}\n".encode()
 
 
 def with_notice(path: str, data: bytes) -> bytes:
@@ -90,7 +92,9 @@ def _run(patches: Sequence[PatchMail], files: Mapping[str, bytes], target: str, 
         with tempfile.TemporaryDirectory(prefix="fp8-colocate-") as name:
             directory = Path(name)
             _write(directory, files)
-            _apply_all(directory, [p for p in patches if any(f.path in files for f in p.files)], files, target, reverse)
+            _apply_all(
+                directory, [p for p in patches if any(f.path in files for f in p.files)], files, target, reverse
+            )
             return _read(directory, files)
     except OSError as error:
         raise FileSystemError(
@@ -109,6 +113,8 @@ def _apply_all(directory: Path, patches: list[PatchMail], files: Mapping[str, by
     done = git.run(directory, "apply", *flags, *(str(p.path.resolve()) for p in patches), check=False)
     if done.returncode == 0:
         return
+    if b"No space left on device" in done.stderr:  # git's own words, LC_ALL=C
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
     _write(directory, files)  # one by one now, to name every patch that fails
     failed: list[tuple[PatchMail, list[str]]] = []
     for patch in patches:
@@ -148,7 +154,9 @@ def _explain_hunk(diff: FileDiff, number: int, hunk: Hunk, current: list[str]) -
         return []
     start = hunk.old_start - 1
     found = current[start : start + len(expected)]
-    at = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
+    )
     place = f"{diff.path}:{hunk.old_start + at} (hunk {number})"
     want = expected[at] if at < len(expected) else "(end)"
     have = found[at] if at < len(found) else "(end of file)"

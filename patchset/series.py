@@ -8,6 +8,7 @@ A patch is one `git format-patch --full-index` mail: header, message with traile
 from __future__ import annotations
 
 import email
+import email.errors
 import email.policy
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 from patchset.errors import SeriesInvalid
 from patchset.types import FileDiff, Hunk, PatchMail, sha256
 
+# what the email package raises on a malformed header
+_HEADER_FAULTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, email.errors.MessageError)
 SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _TRAILER = re.compile(r"([A-Z][A-Za-z-]*): (.+)")
@@ -31,8 +34,12 @@ def read_series(directory: Path) -> list[str]:
     path = directory / "series"
     if not path.exists():
         return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SeriesInvalid("the series is not UTF-8 text", path=str(path), found=str(error)) from error
     slugs: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         slug = line.split("#", 1)[0].strip()
         if not slug:
             continue
@@ -66,13 +73,19 @@ def parse_mail(path: Path) -> PatchMail:
         )
     if b"\r" in head:
         raise SeriesInvalid("carriage return in a patch header", path=str(path), cause="saved with CRLF line endings")
-    message = email.message_from_bytes(head.split(b"\n", 1)[1], policy=email.policy.default)
-    body, trailers = _split_trailers(message)
+    try:
+        message = email.message_from_bytes(head.partition(b"\n")[2], policy=email.policy.default)
+        subject, author = (str(message[name] or "") for name in ("Subject", "From"))
+        body, trailers = _split_trailers(message)
+    except _HEADER_FAULTS as error:
+        raise SeriesInvalid(
+            "a patch header cannot be read", path=str(path), found=f"{type(error).__name__}: {error}"
+        ) from error
     return PatchMail(
         slug=path.stem,
         path=path,
-        subject=re.sub(r"^\[PATCH[^]]*\]\s*", "", " ".join(str(message["Subject"] or "").split())),
-        author=str(message["From"] or ""),
+        subject=re.sub(r"^\[PATCH[^]]*\]\s*", "", " ".join(subject.split())),
+        author=author,
         body=body,
         trailers=tuple(trailers),
         files=tuple(parse_diff(b"diff --git " + diff, path)),
@@ -148,7 +161,8 @@ def _parse_hunk(lines: list[str], at: int, path: Path) -> tuple[Hunk, int]:
     left_old, left_new = old_len, new_len
     body: list[str] = []
     at += 1
-    while at < len(lines) and (left_old > 0 or left_new > 0 or lines[at].startswith("\\")):
+    end = len(lines) - (lines[-1] == "")  # what follows the last newline is no line
+    while at < end and (left_old > 0 or left_new > 0 or lines[at].startswith("\\")):
         sign = lines[at][:1]
         if sign not in (" ", "+", "-", "\\", ""):
             break

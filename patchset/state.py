@@ -40,9 +40,11 @@ def load(found: Located) -> Applied | None:
         return None
     try:
         body = json.loads(data)
+        if (body["schema"], body["target"]) != (SCHEMA, found.target.id):
+            raise ValueError(f"schema {body['schema']} of {body['target']}, expected {SCHEMA} of {found.target.id}")
         files = {p: (f["pre"], f["post"]) for p, f in body["files"].items()}
         return Applied(body["target"], body["version"], body["digest"], files, dict(body["overlay"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateInvalid(
             "the record of what was applied is damaged",
             target=found.target.id,
@@ -91,26 +93,43 @@ def record_line(path: str, data: bytes | None) -> list[str]:
     return [path, f"sha256={hashed}", str(len(data))]
 
 
-def rewrite_record(record: bytes, changes: Mapping[str, bytes | None], unhashed: frozenset[str] = frozenset()) -> bytes:
+def record_paths(record: bytes) -> list[str]:
+    """The path of every row, in order."""
+    return [_row_path(line) for line in record.decode("utf-8", errors="surrogateescape").splitlines()]
+
+
+def _row_path(line: str) -> str:
+    return next(csv.reader([line]), [""])[0]
+
+
+def _is_right(line: str, data: bytes) -> bool:
+    """Whether a row's hash, of whatever kind, is that of `data`."""
+    kind, _, hashed = (next(csv.reader([line]), []) + ["", ""])[1].partition("=")
+    if kind not in hashlib.algorithms_guaranteed or kind.startswith("shake"):
+        return False
+    return hashed.rstrip("=") == base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
+
+
+def rewrite_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
     """RECORD with the rows of `changes` replaced, appended (new path) or dropped (None).
 
-    Rows keep their order and every other row its bytes. Paths in `unhashed` get a row without hash.
+    Rows keep their order, and every other row its bytes, as does a row that is right already.
     """
     newline = "\r\n" if b"\r\n" in record else "\n"
     left = dict(changes)
     lines: list[str] = []
-    for line in record.decode("utf-8").splitlines():
-        path = next(csv.reader([line]), [""])[0]
+    for line in record.decode("utf-8", errors="surrogateescape").splitlines():
+        path = _row_path(line)
         if path not in left:
             lines.append(line)
             continue
         data = left.pop(path)
         if data is not None:
-            lines.append(_csv_line(record_line(path, None if path in unhashed else data)))
+            lines.append(line if _is_right(line, data) else _csv_line(record_line(path, data)))
     for path, data in left.items():
         if data is not None:
-            lines.append(_csv_line(record_line(path, None if path in unhashed else data)))
-    return "".join(line + newline for line in lines).encode("utf-8")
+            lines.append(_csv_line(record_line(path, data)))
+    return "".join(line + newline for line in lines).encode("utf-8", errors="surrogateescape")
 
 
 def _csv_line(row: list[str]) -> str:

@@ -14,20 +14,20 @@ hard link into uv's cache keeps its old bytes and no reader sees half a file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from patchset.errors import FileSystemError, Interrupted, PatchsetError, SymlinkRefused
+from patchset.errors import FileSystemError, Interrupted, PatchsetError, SymlinkRefused, os_failure
 from patchset.types import sha256
 
 JOURNAL = "journal.json"
 BACKUP = "journal.d"
 _TEMP = ".fc8-{}.tmp"
+_MEND = "mend that and run the same command again; nothing was changed"
 
 
 @dataclass(frozen=True)
@@ -43,38 +43,66 @@ class Change:
     mode: int = 0o644  # for created files; a replaced file keeps its own
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One file of a journal: hashes on both sides, and where its new and its old bytes wait during the swap."""
+
+    path: Path
+    before: str | None
+    after: str | None
+    temp: Path | None  # None: the file is removed
+    backup: Path | None  # None: the file is created
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a swap is about to do. On disk its paths are relative to the tree, so that a copied tree has its own."""
+
+    phase: str  # "prepare" or "commit"
+    directories: tuple[Path, ...]  # created by the swap
+    entries: tuple[Entry, ...]
+
+
 def read_optional(path: Path) -> bytes | None:
     """Bytes of `path`, None when there is no such file.
 
     Raises:
         SymlinkRefused: it is a symbolic link.
-        FileSystemError: it exists and cannot be read.
+        FileSystemError: it is no regular file, or cannot be read.
     """
     try:
-        if path.is_symlink():
+        kind = path.lstat().st_mode
+        if stat.S_ISLNK(kind):
             raise SymlinkRefused("a file to be changed is a symbolic link", path=str(path), found=os.readlink(path))
+        if not stat.S_ISREG(kind):
+            raise FileSystemError(
+                "not a regular file", path=str(path), expected="a file, or nothing", found=stat.filemode(kind)
+            )
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _failure("a file cannot be read", path, error) from error
+        raise os_failure("a file cannot be read", error, path=path) from error
 
 
-def _failure(what: str, path: Path | str, error: OSError) -> FileSystemError:
-    causes = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EACCES: "no permission; the directory belongs to another user or is read-only",
-        errno.EPERM: "no permission, or the file is immutable",
-        errno.EROFS: "the file system is mounted read-only",
-    }
-    return FileSystemError(
-        what,
-        path=str(error.filename or path),
-        found=error.strerror or str(error),
-        cause=causes.get(error.errno or 0),
-        next_step="mend that and run the same command again; nothing was changed",
-    )
+def check_places(root: Path, state_dir: Path, changes: Sequence[Change]) -> None:
+    """Refuse before anything is written what `Swap` could not write.
+
+    Raises:
+        SymlinkRefused: a directory on the way is a symbolic link or leads out of the target.
+        FileSystemError: a directory is not writable, or a file stands in its place.
+    """
+    for change in changes:
+        _check_inside(root, state_dir, change.path)
+    for directory in sorted({_existing(c.path.parent) for c in changes}):
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise FileSystemError(
+                "a directory cannot be written",
+                path=str(directory),
+                found="not writable",
+                cause="no permission; the directory belongs to another user or is read-only",
+                next_step=_MEND,
+            )
 
 
 class Swap:
@@ -84,7 +112,7 @@ class Swap:
         self.root = root
         self.state_dir = state_dir
         self.changes = list(changes)
-        self._journal: dict = {}
+        self._journal = Journal("prepare", (), ())
 
     def prepare(self) -> None:
         """Write everything that takes space, beside its place; no file of the target changes.
@@ -95,48 +123,45 @@ class Swap:
         """
         for change in self.changes:
             _check_inside(self.root, self.state_dir, change.path)
-        directories = _missing_directories([self.state_dir / BACKUP, *(c.path.parent for c in self.changes if c.after is not None)])
-        entries = [self._entry(number, change) for number, change in enumerate(self.changes)]
-        self._journal = {"phase": "prepare", "directories": [str(d) for d in directories], "entries": entries}
+        written = [self.state_dir / BACKUP, *(c.path.parent for c in self.changes if c.after is not None)]
+        entries = tuple(self._entry(number, change) for number, change in enumerate(self.changes))
+        self._journal = Journal("prepare", tuple(_missing_directories(written)), entries)
         try:
-            (self.state_dir / BACKUP).mkdir(parents=True, exist_ok=True)
+            _make_directory(self.state_dir / BACKUP)
             self._write_journal()
             for change, entry in zip(self.changes, entries, strict=True):
                 _stage(change, entry)
+            _sync({e.path.parent for e in entries})
         except OSError as error:
             self.undo()
-            raise _failure("a file cannot be written", self.root, error) from error
+            raise os_failure("a file cannot be written", error, path=self.root, next_step=_MEND) from error
         except BaseException:
             self.undo()
             raise
 
-    def _entry(self, number: int, change: Change) -> dict:
-        return {
-            "path": str(change.path),
-            "temp": str(change.path.with_name(_TEMP.format(change.path.name))) if change.after is not None else None,
-            "backup": str(self.state_dir / BACKUP / str(number)) if change.before_sha256 is not None else None,
-            "before": change.before_sha256,
-            "after": None if change.after is None else sha256(change.after),
-        }
+    def _entry(self, number: int, change: Change) -> Entry:
+        return _entry(self.state_dir, number, change.path, change.before_sha256, _digest(change.after))
 
     def _write_journal(self) -> None:
-        _write_durably(self.state_dir / (JOURNAL + ".new"), json.dumps(self._journal).encode(), 0o644)
-        os.replace(self.state_dir / (JOURNAL + ".new"), self.state_dir / JOURNAL)
+        new = self.state_dir / (JOURNAL + ".new")
+        _write_durably(new, _to_json(self.root, self.state_dir, self._journal), 0o644, like=self.state_dir)
+        os.replace(new, self.state_dir / JOURNAL)
+        _sync({self.state_dir})
 
     def commit(self) -> None:
         """Swap the files in. On any error the files swapped so far are put back and the error is raised."""
         try:
-            self._journal["phase"] = "commit"
+            self._journal = Journal("commit", self._journal.directories, self._journal.entries)
             self._write_journal()
-            for entry in self._journal["entries"]:
+            for entry in self._journal.entries:
                 _replace(entry)
+            _sync({e.path.parent for e in self._journal.entries})
         except OSError as error:
             self.undo()
-            raise _failure("a file cannot be replaced", self.root, error) from error
+            raise os_failure("a file cannot be replaced", error, path=self.root, next_step=_MEND) from error
         except BaseException:
             self.undo()
             raise
-        _sync_directories(self.changes)
 
     def finish(self) -> None:
         """Remove the journal and the backups; after this there is no `undo`."""
@@ -147,82 +172,134 @@ class Swap:
         _roll_back(self.state_dir, self._journal)
 
 
-def recover(state_dir: Path, target: str) -> str | None:
+def recover(root: Path, state_dir: Path, target: str) -> str | None:
     """Finish or undo what an interrupted run left behind. Returns "finished", "undone", or None: nothing to do.
 
     Raises:
         Interrupted: a file was changed by somebody else in between; nothing is touched.
     """
-    journal = interrupted(state_dir)
+    journal = interrupted(root, state_dir, target)
     if journal is None:
         _sweep(state_dir)
         return None
     try:
-        if journal["phase"] == "prepare":
-            _roll_back(state_dir, journal)
-            return "undone"
-        strange = [e["path"] for e in journal["entries"] if not _known(e)]
-        if strange:
-            raise Interrupted(
-                "an interrupted run left files that were changed since",
-                target=target,
-                path=strange[0],
-                expected="the bytes before or after that run",
-                next_step=f"put the file back from {state_dir / BACKUP} or remove it, then run again",
-                details=strange,
-            )
-        if all(_can_finish(e) for e in journal["entries"]):
-            for entry in journal["entries"]:
-                _replace(entry)
-            _clean(state_dir, journal)
-            return "finished"
+        for entry in journal.entries:
+            _check_inside(root, state_dir, entry.path)
+        if journal.phase == "commit":
+            _refuse_strange(state_dir, target, journal)
+            if all(_can_finish(e) for e in journal.entries):
+                for entry in journal.entries:
+                    _replace(entry)
+                _clean(state_dir, journal)
+                return "finished"
         _roll_back(state_dir, journal)
         return "undone"
     except OSError as error:
-        raise _failure("an interrupted run cannot be recovered", state_dir, error) from error
+        raise os_failure(
+            "an interrupted run cannot be recovered",
+            error,
+            path=state_dir,
+            target=target,
+            next_step="mend that and run again",
+        ) from error
 
 
-def interrupted(state_dir: Path) -> dict | None:
-    """The journal of an interrupted run, None when there is none. Writes nothing."""
+def _refuse_strange(state_dir: Path, target: str, journal: Journal) -> None:
+    strange = [str(e.path) for e in journal.entries if _current(e.path) not in (e.before, e.after)]
+    if strange:
+        raise Interrupted(
+            "an interrupted run left files that were changed since",
+            target=target,
+            path=strange[0],
+            expected="the bytes before or after that run",
+            next_step=f"put the file back from {state_dir / BACKUP} or remove it, then run again",
+            details=strange,
+        )
+
+
+def interrupted(root: Path, state_dir: Path, target: str) -> Journal | None:
+    """The journal of an interrupted run, None when there is none. Writes nothing.
+
+    Raises:
+        Interrupted: it cannot be read; a person must decide.
+    """
     try:
-        return json.loads((state_dir / JOURNAL).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
+        data = read_optional(state_dir / JOURNAL)
+        return None if data is None else _from_json(root, state_dir, json.loads(data))
+    except (FileSystemError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Interrupted(
             "the journal of an interrupted run cannot be read",
+            target=target,
             path=str(state_dir / JOURNAL),
-            found=str(error),
+            found=error.what if isinstance(error, PatchsetError) else f"{type(error).__name__}: {error}",
             next_step=f"restore the files from {state_dir / BACKUP}, then remove {state_dir / JOURNAL}",
         ) from error
+
+
+# The journal's JSON: every path is [base, path below it], the base "root" or "state"
+
+
+def _to_json(root: Path, state_dir: Path, journal: Journal) -> bytes:
+    def name(path: Path) -> list[str]:
+        base = "state" if path.is_relative_to(state_dir) else "root"
+        return [base, path.relative_to(state_dir if base == "state" else root).as_posix()]
+
+    entries = [{"path": name(e.path), "before": e.before, "after": e.after} for e in journal.entries]
+    # directories above the state directory may lie outside the tree; they are found again by climbing
+    directories = [name(d) for d in journal.directories if d.is_relative_to(state_dir) or d.is_relative_to(root)]
+    return json.dumps({"phase": journal.phase, "directories": directories, "entries": entries}).encode()
+
+
+def _from_json(root: Path, state_dir: Path, body: dict) -> Journal:
+    def place(name: list[str]) -> Path:
+        base, path = name
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"{path!r} leads out of the tree")
+        return {"root": root, "state": state_dir}[base] / path
+
+    if body["phase"] not in ("prepare", "commit"):
+        raise ValueError(f"phase {body['phase']!r}")
+    entries = (
+        _entry(state_dir, number, place(entry["path"]), entry["before"], entry["after"])
+        for number, entry in enumerate(body["entries"])
+    )
+    return Journal(body["phase"], tuple(place(name) for name in body["directories"]), tuple(entries))
+
+
+def _entry(state_dir: Path, number: int, path: Path, before: str | None, after: str | None) -> Entry:
+    temp = None if after is None else path.with_name(_TEMP.format(path.name))
+    backup = None if before is None else state_dir / BACKUP / str(number)
+    return Entry(path, before, after, temp, backup)
+
+
+def _digest(data: bytes | None) -> str | None:
+    return None if data is None else sha256(data)
 
 
 def _sweep(state_dir: Path) -> None:
     # killed before the first journal was complete, or after the last step but the clearing
     with contextlib.suppress(OSError):
         (state_dir / (JOURNAL + ".new")).unlink(missing_ok=True)
-        for stray in (state_dir / BACKUP).iterdir():
-            stray.unlink()
-        (state_dir / BACKUP).rmdir()
+        if (state_dir / BACKUP).is_dir():
+            for stray in (state_dir / BACKUP).iterdir():
+                stray.unlink()
+            (state_dir / BACKUP).rmdir()
+        _remove_empty({state_dir})
 
 
-def _current(path: str | Path) -> str | None:
-    data = read_optional(Path(path))
-    return None if data is None else sha256(data)
+def _current(path: Path) -> str | None:
+    return _digest(read_optional(path))
 
 
-def _known(entry: dict) -> bool:
-    return _current(entry["path"]) in (entry["before"], entry["after"])
-
-
-def _can_finish(entry: dict) -> bool:
-    now = _current(entry["path"])
-    return now == entry["after"] or entry["temp"] is None or _current(entry["temp"]) == entry["after"]
+def _can_finish(entry: Entry) -> bool:
+    now = _current(entry.path)
+    return now == entry.after or entry.temp is None or _current(entry.temp) == entry.after
 
 
 def _check_inside(root: Path, state_dir: Path, path: Path) -> None:
-    base = state_dir if path.is_relative_to(state_dir) else root
-    if not path.is_relative_to(base) or ".." in path.parts:
+    # the state directory of a checkout is two levels below the git directory, which may lie anywhere
+    base = root if path.is_relative_to(root) else state_dir.parents[1]
+    if not (path.is_relative_to(root) or path.is_relative_to(state_dir)) or ".." in path.parts:
         raise SymlinkRefused("a path leads out of the target", path=str(path), expected=f"a path below {base}")
     for parent in path.parents:
         if parent == base:
@@ -236,7 +313,11 @@ def _check_inside(root: Path, state_dir: Path, path: Path) -> None:
                 next_step="name the tree that the link points to",
             )
         if parent.exists() and not parent.is_dir():
-            raise FileSystemError("a directory is needed where a file is", path=str(parent))
+            raise FileSystemError(
+                "a directory is needed where a file is",
+                path=str(parent),
+                next_step=f"move {parent} away and run again",
+            )
 
 
 def _missing_directories(directories: Sequence[Path]) -> list[Path]:
@@ -248,19 +329,36 @@ def _missing_directories(directories: Sequence[Path]) -> list[Path]:
     return list(missing)
 
 
-def _stage(change: Change, entry: dict) -> None:
-    if change.before_sha256 is not None:
+def _make_directory(directory: Path) -> None:
+    """Create `directory` and its missing parents, each with the owner of the one above it."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _give(directory, like=directory.parent)
+
+
+def _give(place: Path | int, like: Path) -> None:
+    """Give a new file or directory the owner of `like`: a run by root must not lock the tree's owner out."""
+    owner = like.stat()
+    if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(PermissionError):  # only root may give files away
+            os.chown(place, owner.st_uid, owner.st_gid)
+
+
+def _stage(change: Change, entry: Entry) -> None:
+    if entry.backup is not None:
         data = read_optional(change.path)
         if data is None or sha256(data) != change.before_sha256:
             raise _changed_meanwhile(change.path)
-        _write_durably(Path(entry["backup"]), data, _mode(change.path), like=change.path)
+        _write_durably(entry.backup, data, _mode(change.path), like=change.path)
     elif change.path.exists():
         raise _changed_meanwhile(change.path)
-    if change.after is not None:
-        change.path.parent.mkdir(parents=True, exist_ok=True)
-        mode = _mode(change.path) if change.before_sha256 is not None else change.mode
-        like = change.path if change.before_sha256 is not None else _existing(change.path.parent)
-        _write_durably(Path(entry["temp"]), change.after, mode, like=like)
+    if change.after is not None and entry.temp is not None:
+        _make_directory(change.path.parent)
+        mode = change.mode if entry.backup is None else _mode(change.path)
+        like = change.path.parent if entry.backup is None else change.path
+        _write_durably(entry.temp, change.after, mode, like=like)
 
 
 def _changed_meanwhile(path: Path) -> PatchsetError:
@@ -275,7 +373,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def _write_durably(path: Path, data: bytes, mode: int, like: Path | None = None) -> None:
+def _write_durably(path: Path, data: bytes, mode: int, like: Path) -> None:
     """Write a new inode with `mode`, the owner of `like`, and its bytes on the disk."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -283,53 +381,47 @@ def _write_durably(path: Path, data: bytes, mode: int, like: Path | None = None)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
+        _give(descriptor, like)
         os.fchmod(descriptor, mode)
-        if like is not None:
-            owner = like.stat()
-            if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-                with contextlib.suppress(PermissionError):  # only root may give files away
-                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.fsync(descriptor)
 
 
-def _replace(entry: dict) -> None:
-    path = Path(entry["path"])
-    now = _current(path)
-    if now != entry["after"]:
-        if now != entry["before"]:
-            raise _changed_meanwhile(path)
-        if entry["after"] is None:
-            path.unlink()
+def _replace(entry: Entry) -> None:
+    now = _current(entry.path)
+    if now != entry.after:
+        if now != entry.before:
+            raise _changed_meanwhile(entry.path)
+        if entry.temp is None:
+            entry.path.unlink()
         else:
-            os.replace(entry["temp"], path)
-    _drop_bytecode(path)
+            os.replace(entry.temp, entry.path)
+    _drop_bytecode(entry.path)
 
 
-def _roll_back(state_dir: Path, journal: dict) -> None:
-    for entry in reversed(journal.get("entries", ())):
-        path, backup = Path(entry["path"]), entry["backup"]
-        now = _current(path)
-        if now == entry["after"] and now != entry["before"]:
-            if backup is None:
-                path.unlink()
+def _roll_back(state_dir: Path, journal: Journal) -> None:
+    for entry in reversed(journal.entries):
+        now = _current(entry.path)
+        if now == entry.after and now != entry.before:
+            if entry.backup is None:
+                entry.path.unlink()
             else:
-                os.replace(backup, path)
-            _drop_bytecode(path)
+                os.replace(entry.backup, entry.path)
+            _drop_bytecode(entry.path)
     _clean(state_dir, journal, undone=True)
 
 
-def _clean(state_dir: Path, journal: dict, undone: bool = False) -> None:
-    """Remove temporary files, backups and the journal last, then directories left empty."""
-    for entry in journal.get("entries", ()):
-        for name in (entry["temp"], entry["backup"]):
-            if name is not None:
-                Path(name).unlink(missing_ok=True)
-    _remove_empty({state_dir / BACKUP})
+def _clean(state_dir: Path, journal: Journal, undone: bool = False) -> None:
+    """Remove temporary files, backups and directories left empty; the journal last, so that a kill is noticed."""
+    for entry in journal.entries:
+        for place in (entry.temp, entry.backup):
+            if place is not None:
+                place.unlink(missing_ok=True)
+    emptied = {e.path.parent for e in journal.entries if undone or e.after is None}
+    created = set(journal.directories) if undone else set()
+    _remove_empty({state_dir / BACKUP} | emptied | created)
     (state_dir / (JOURNAL + ".new")).unlink(missing_ok=True)
     (state_dir / JOURNAL).unlink(missing_ok=True)
-    emptied = {Path(e["path"]).parent for e in journal.get("entries", ()) if undone or e["after"] is None}
-    created = {Path(d) for d in journal.get("directories", ())} if undone else set()
-    _remove_empty(emptied | created | {state_dir})
+    _remove_empty({state_dir})
 
 
 def _remove_empty(directories: set[Path]) -> None:
@@ -357,8 +449,9 @@ def _drop_bytecode(path: Path) -> None:
         cached.unlink(missing_ok=True)
 
 
-def _sync_directories(changes: Sequence[Change]) -> None:
-    for directory in {c.path.parent for c in changes}:
+def _sync(directories: set[Path]) -> None:
+    """Put the names in `directories` on the disk."""
+    for directory in directories:
         if directory.is_dir():
             descriptor = os.open(directory, os.O_RDONLY)
             try:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from patchset import git
-from patchset.errors import FileSystemError, UsageError
+from patchset.errors import UsageError, os_failure
 from patchset.types import Kind, Located, Target
 
 STATE_NAME = "fp8-colocate"
@@ -28,8 +28,10 @@ def locate(target: Target, path: Path) -> Located:
     """
     try:
         root = path.expanduser().resolve(strict=True)
-    except (OSError, RuntimeError) as error:
+    except (FileNotFoundError, NotADirectoryError, RuntimeError) as error:  # RuntimeError: a symlink loop, ~nobody
         raise UsageError("no such path", target=target.id, path=str(path), found=str(error)) from error
+    except OSError as error:
+        raise os_failure("a path cannot be looked at", error, path=path, target=target.id) from error
     if root.is_file():
         raise UsageError(
             "the path is a file; a tree is patched, a wheel is repacked",
@@ -37,11 +39,19 @@ def locate(target: Target, path: Path) -> Located:
             path=str(path),
             next_step=f"python apply.py wheel {target.id} --from {path}",
         )
-    for candidate in _candidates(target, root):
+    if not root.is_dir():
+        raise UsageError("neither a file nor a directory", target=target.id, path=str(path), expected="a directory")
+    candidates = list(dict.fromkeys(_candidates(target, root)))
+    package: Located | None = None
+    for candidate in candidates:
         found = _look(target, candidate)
-        if found is not None:
+        if found is not None and found.kind is not Kind.PACKAGE:
             return found
-    raise _not_found(target, root)
+        # the python/ or src/ directory of a checkout looks like a package directory: the tree around it is meant
+        package = package or found
+    if package is None:
+        raise _not_found(target, root, candidates)
+    return package
 
 
 def _candidates(target: Target, root: Path) -> Iterator[Path]:
@@ -59,8 +69,8 @@ def _candidates(target: Target, root: Path) -> Iterator[Path]:
 def _look(target: Target, root: Path) -> Located | None:
     installed = target.installed_path(target.marker) or target.marker
     upstream_here, installed_here = (root / target.marker).is_file(), (root / installed).is_file()
-    dist_info = _dist_info(target, root)
-    if installed_here and dist_info is not None:
+    dist_info = _dist_info(target, root) if installed_here else None
+    if dist_info is not None:
         kind = Kind.SITE if (dist_info / "INSTALLER").is_file() else Kind.WHEEL
         state = dist_info / STATE_NAME if kind is Kind.SITE else _plain_state(target, root)
         return Located(target, root, kind, state, dist_info, _dist_version(dist_info))
@@ -89,7 +99,7 @@ def _dist_info(target: Target, root: Path) -> Path | None:
     try:
         found = sorted(p for p in root.iterdir() if pattern.fullmatch(p.name) and p.is_dir())
     except OSError as error:
-        raise FileSystemError("a directory cannot be listed", target=target.id, path=str(root), found=str(error)) from error
+        raise os_failure("a directory cannot be listed", error, path=root, target=target.id) from error
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} dist-info directories of {target.dist} in one site-packages",
@@ -137,16 +147,15 @@ def editable_origin(dist_info: Path) -> Path | None:
     """Source directory of an editable install, from direct_url.json; None for a normal one."""
     try:
         direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        editable = direct.get("dir_info", {}).get("editable")
+        return Path(unquote(urlparse(direct["url"]).path)) if editable else None
+    except (OSError, ValueError, KeyError, AttributeError):  # absent, or not what the standard says
         return None
-    if not direct.get("dir_info", {}).get("editable"):
-        return None
-    return Path(unquote(urlparse(direct.get("url", "")).path))
 
 
-def _not_found(target: Target, root: Path) -> UsageError:
-    dist_info = _dist_info(target, root)
-    origin = editable_origin(dist_info) if dist_info else None
+def _not_found(target: Target, root: Path, candidates: Sequence[Path]) -> UsageError:
+    dist_infos = [d for d in (_dist_info(target, candidate) for candidate in candidates) if d is not None]
+    origin = next((o for o in map(editable_origin, dist_infos) if o is not None), None)
     if origin is not None:
         return UsageError(
             f"{target.dist} is an editable install here; its files lie elsewhere",

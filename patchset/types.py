@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def sha256(data: bytes) -> str:

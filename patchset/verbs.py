@@ -22,7 +22,8 @@ def add_target_flags(parser: argparse.ArgumentParser, manifest: Manifest) -> Non
         parser.add_argument(
             f"--{target.id}",
             metavar="PATH",
-            type=Path,
+            type=_path,
+            action=_Once,
             dest=f"path_{target.id}",
             help=f"checkout, unpacked sdist or wheel, site-packages or venv with {target.dist}",
         )
@@ -31,13 +32,35 @@ def add_target_flags(parser: argparse.ArgumentParser, manifest: Manifest) -> Non
     )
 
 
+class _Once(argparse.Action):
+    """Store the value; a second one is refused, not preferred in silence."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice: {getattr(namespace, self.dest)} and {values}")
+        setattr(namespace, self.dest, values)
+
+
+def _path(text: str) -> Path:
+    if not text:  # an unset shell variable; Path("") would be the current directory
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError(text)
+    return value
+
+
 def requests_of(args: argparse.Namespace, manifest: Manifest) -> list[engine.Request]:
     """The targets named on the command line.
 
     Raises:
         UsageError: none is named, or a --pin is malformed, unknown, or for a target that is not named.
     """
-    pins = _pins(args.pin, manifest)
+    pins = pins_of(args.pin, manifest)
     requests = []
     for target in manifest.targets.values():
         path = getattr(args, f"path_{target.id}")
@@ -45,20 +68,26 @@ def requests_of(args: argparse.Namespace, manifest: Manifest) -> list[engine.Req
             requests.append(engine.Request(target, path, pins.pop(target.id, None)))
     if not requests:
         flags = " ".join(f"--{t} PATH" for t in manifest.targets)
-        raise UsageError("no target is named", expected=f"any of {flags}, or --fetch", next_step="python apply.py --help")
+        raise UsageError(
+            "no target is named", expected=f"any of {flags}, or --fetch", next_step="python apply.py --help"
+        )
     if pins:
-        raise UsageError("--pin for a target that is not named", found=", ".join(pins), next_step="add its --TARGET PATH")
+        raise UsageError(
+            "--pin for a target that is not named", found=", ".join(pins), next_step="add its --TARGET PATH"
+        )
     return requests
 
 
-def _pins(values: Sequence[str], manifest: Manifest) -> dict[str, str]:
+def pins_of(values: Sequence[str], manifest: Manifest) -> dict[str, str]:
+    """Target id -> version, from the values of --pin."""
     pins: dict[str, str] = {}
     for value in values:
         target_id, separator, version = value.partition("=")
         if not separator or not version:
             raise UsageError("--pin cannot be read", expected="TARGET=VERSION, as sglang=0.5.17", found=value)
         manifest.pin(manifest.target(target_id), version)
-        pins[target_id] = version
+        if pins.setdefault(target_id, version) != version:
+            raise UsageError("two pins for one target", target=target_id, found=f"{pins[target_id]} and {version}")
     return pins
 
 
@@ -67,17 +96,22 @@ def configure_apply(parser: argparse.ArgumentParser, manifest: Manifest) -> None
     parser.add_argument("--check", action="store_true", help="verify that it would apply (or revert); write nothing")
     parser.add_argument("--revert", action="store_true", help="take the patch set off again")
     parser.add_argument(
-        "--lock-timeout", type=float, default=30.0, metavar="S", help="seconds to wait for another run (default 30)"
+        "--lock-timeout", type=_seconds, default=30.0, metavar="S", help="seconds to wait for another run (default 30)"
     )
     parser.add_argument(
         "--fetch",
         nargs="?",
         const=Path("dist"),
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="bring the pinned distributions, patch them and build the wheels into DIR (default dist/)",
     )
-    parser.add_argument("--from-git", action="store_true", help="with --fetch: clone the tags and patch the clones")
+    parser.add_argument(
+        "--from-git",
+        action="store_true",
+        help="with --fetch: clone the tags into DIR/TARGET and patch the clones "
+        "(FP8_COLOCATE_REPO_<TARGET> names a mirror)",
+    )
 
 
 def execute_apply(args: argparse.Namespace, manifest: Manifest, report: Report) -> int:

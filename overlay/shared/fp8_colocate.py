@@ -8,8 +8,9 @@
     python -P .../sglang/fp8_colocate.py             what each importable package carries
     python -P .../sglang/fp8_colocate.py --changes   the same with every changed and every new file
 
-The record is the wheel's provenance.json, or the state.json that `apply.py` wrote beside the tree. Nothing of the package
-is imported to check it. This one file is installed into each patched package and needs the standard library alone.
+The record is the wheel's provenance.json, or the state.json that `apply.py` wrote beside the tree. Nothing of the
+package is imported to check it. This one file is installed into each patched package and needs the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,18 +72,19 @@ def require(dist: str, digest: str | None = None) -> Provenance:
         What was found. The answer is kept for the life of the process; a failure is not, and is checked again.
 
     Raises:
-        PatchSetError: unknown name, not importable, no record, a damaged record, another digest, a missing or different
-            file, two dist-info directories, or a patched wheel that is hidden by another copy of the package.
+        PatchSetError: unknown name, not importable, no record, a damaged record, another digest, a missing or
+            different file, two dist-info directories, or a patched wheel hidden by another copy of the package.
     """
     found = _checked(dist)
     if digest is not None and (len(digest) < 12 or not found.digest.startswith(digest)):
         raise PatchSetError(
-            f"{dist}: another revision of the patch set: expected digest {digest}, found {found.digest} ({found.record})"
+            f"{dist}: another revision of the patch set: expected digest {digest}, "
+            f"found {found.digest} ({found.record})"
         )
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _checked(dist: str) -> Provenance:
     if dist not in _PACKAGES:
         raise PatchSetError(f"unknown distribution {dist!r}: expected one of {', '.join(_PACKAGES)}")
@@ -161,7 +163,9 @@ def _import_root(dist: str) -> Path:
     loaded = sys.modules.get(package.module)
     spec = getattr(loaded, "__spec__", None) or _find_spec(package.module)
     if spec is None or spec.origin is None:
-        raise PatchSetError(f"{dist}: {package.module} is not importable; install the patched wheel or apply the patch set")
+        raise PatchSetError(
+            f"{dist}: {package.module} is not importable; install the patched wheel or apply the patch set"
+        )
     return Path(os.path.abspath(spec.origin)).parents[package.depth]
 
 
@@ -185,7 +189,9 @@ def _find_record(dist: str, root: Path) -> tuple[Path, Path]:
     """The record of the package below `root`, and the directory that its paths are relative to."""
     infos = list(_dist_infos(dist, root))
     if len(infos) > 1:
-        raise PatchSetError(f"{dist}: {len(infos)} dist-info directories in {root}: {', '.join(i.name for i in infos)}")
+        raise PatchSetError(
+            f"{dist}: {len(infos)} dist-info directories in {root}: {', '.join(i.name for i in infos)}"
+        )
     _refuse_hidden_wheel(dist, root)
     for record, base in _candidates(dist, root, infos):
         if record.is_file():
@@ -267,7 +273,9 @@ def main(arguments: list[str]) -> int:
             faults += 1
             print(f"not patched  {error}")
             continue
-        print(f"patched      {dist} {found.version}: digest {found.digest[:12]}, {found.num_files} files, {found.record}")
+        print(
+            f"patched      {dist} {found.version}: digest {found.digest[:12]}, {found.num_files} files, {found.record}"
+        )
         if arguments:
             print("".join(f"    {line}\n" for line in _changes(_load(dist, found.record))), end="")
     return 3 if faults else 0

@@ -76,10 +76,18 @@ def _names(wanted: str, nodeid: str) -> bool:
 
 
 def _why(call: pytest.CallInfo, report: pytest.TestReport) -> str:
+    """Class and first line of the error, and of the one behind it: a retry wrapper says little."""
     if call.excinfo is None:
         return str(report.longrepr).strip().splitlines()[-1]
-    lines = str(call.excinfo.value).strip().splitlines()
-    return f"{call.excinfo.typename}: {lines[0] if lines else ''}"
+    error = call.excinfo.value
+    shown = _first_line(error)
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return f"{shown} <- {_first_line(behind)}" if behind is not None else shown
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _reason_of_skip(report: pytest.TestReport) -> str:
