@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 The fp8-colocate authors
-"""What the tests of dev, export, refresh and upstream share: a home with its own cache, one target, commits as people make them."""
+"""Shared by the tests of dev, export, refresh and upstream: a home with its own cache, commits as people make them."""
 
 from __future__ import annotations
 

@@ -212,7 +212,8 @@ def test_file_deleted_upstream(shop: Workshop) -> None:
 def test_duplicate_block_trap(tmp_path: Path) -> None:
     """Upstream deletes the block that the patch changes; its twin must not be changed instead."""
     shop = Workshop(tmp_path)
-    twin = b"    def reset(self):\n        self.count = 0\n        self.total = 0\n        self.last = 0\n        return self\n\n"
+    block = b"        self.count = 0\n        self.total = 0\n        self.last = 0\n        return self\n\n"
+    twin = b"    def reset(self):\n" + block
     classes = b"class A:\n" + twin + b"\nclass B:\n" + twin
     shop.upstream[PREFIX + "twice.py"] = classes
     rebuilt = kit.build_wheel(shop.home.directory / "dists", "alpha", "1.0", shop.upstream)

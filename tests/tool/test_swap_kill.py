@@ -78,6 +78,7 @@ def remembered_series(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # counted still; SIGKILL loses nothing that was written
     for name in ("apply_series", "revert_series"):
         monkeypatch.setattr(scratch, name, remember(getattr(scratch, name)))
 
