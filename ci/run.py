@@ -146,6 +146,10 @@ def environment() -> dict[str, str]:
     """PATH with the tool environment first, and nothing of the caller's that changes what is imported or run."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
     env["PATH"] = f"{TOOL / 'bin'}{os.pathsep}{env.get('PATH', '')}"
+    memory = Path("/dev/shm")
+    # the tool syncs every file it swaps; thousands of swaps on a slow disk are most of a test run
+    if "PYTEST_DEBUG_TEMPROOT" not in env and memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30:
+        env["PYTEST_DEBUG_TEMPROOT"] = str(memory)
     return env
 
 

@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -131,7 +131,9 @@ class Swap:
             self._write_journal()
             for change, entry in zip(self.changes, entries, strict=True):
                 _stage(change, entry)
-            _sync({e.path.parent for e in entries})
+            # in one go: the first fsync pays for all of them
+            _sync(p for e in entries for p in (e.temp, e.backup) if p is not None)
+            _sync({e.path.parent for e in entries} | {self.state_dir / BACKUP})
         except OSError as error:
             self.undo()
             raise os_failure("a file cannot be written", error, path=self.root, next_step=_MEND) from error
@@ -144,9 +146,10 @@ class Swap:
 
     def _write_journal(self) -> None:
         new = self.state_dir / (JOURNAL + ".new")
-        _write_durably(new, _to_json(self.root, self.state_dir, self._journal), 0o644, like=self.state_dir)
+        _write_new(new, _to_json(self.root, self.state_dir, self._journal), 0o644, like=self.state_dir)
+        _sync([new])
         os.replace(new, self.state_dir / JOURNAL)
-        _sync({self.state_dir})
+        _sync([self.state_dir])
 
     def commit(self) -> None:
         """Swap the files in. On any error the files swapped so far are put back and the error is raised."""
@@ -351,14 +354,14 @@ def _stage(change: Change, entry: Entry) -> None:
         data = read_optional(change.path)
         if data is None or sha256(data) != change.before_sha256:
             raise _changed_meanwhile(change.path)
-        _write_durably(entry.backup, data, _mode(change.path), like=change.path)
+        _write_new(entry.backup, data, _mode(change.path), like=change.path)
     elif change.path.exists():
         raise _changed_meanwhile(change.path)
     if change.after is not None and entry.temp is not None:
         _make_directory(change.path.parent)
         mode = change.mode if entry.backup is None else _mode(change.path)
         like = change.path.parent if entry.backup is None else change.path
-        _write_durably(entry.temp, change.after, mode, like=like)
+        _write_new(entry.temp, change.after, mode, like=like)
 
 
 def _changed_meanwhile(path: Path) -> PatchsetError:
@@ -373,8 +376,8 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def _write_durably(path: Path, data: bytes, mode: int, like: Path) -> None:
-    """Write a new inode with `mode`, the owner of `like`, and its bytes on the disk."""
+def _write_new(path: Path, data: bytes, mode: int, like: Path) -> None:
+    """Write a new inode with `mode` and the owner of `like`; `_sync` puts it on the disk."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -383,7 +386,6 @@ def _write_durably(path: Path, data: bytes, mode: int, like: Path) -> None:
         file.flush()
         _give(descriptor, like)
         os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
 
 
 def _replace(entry: Entry) -> None:
@@ -449,11 +451,11 @@ def _drop_bytecode(path: Path) -> None:
         cached.unlink(missing_ok=True)
 
 
-def _sync(directories: set[Path]) -> None:
-    """Put the names in `directories` on the disk."""
-    for directory in directories:
-        if directory.is_dir():
-            descriptor = os.open(directory, os.O_RDONLY)
+def _sync(places: Iterable[Path]) -> None:
+    """Put the bytes of files, and the names in directories, on the disk; what is gone needs it no more."""
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(place, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:

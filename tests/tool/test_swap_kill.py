@@ -9,6 +9,7 @@ until it lives through. Half of a write is a step of its own. The series is run 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -337,7 +338,7 @@ def test_random_kills_of_the_real_command(small: Home, later: Home, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def interrupted_tree(small: Home, later: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted(small: Home, later: Home, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A tree whose run was killed in the middle of the replacements: one file is new, the others are old."""
     scene = Scene(small, later, tmp_path_factory.mktemp("halfway"), 1, "apply")
     fresh = 0
@@ -348,15 +349,16 @@ def interrupted_tree(small: Home, later: Home, tmp_path_factory: pytest.TempPath
         if journals and json.loads(journals[0].read_bytes())["phase"] == "commit":
             fresh += 1
         if fresh == 4:
-            return scene.root
+            return scene
     raise AssertionError("no commit phase seen")
 
 
 @pytest.fixture
-def halfway(small: Home, later: Home, tmp_path: Path, interrupted_tree: Path) -> Scene:
-    scene = Scene(small, later, tmp_path, 1, "apply")
-    shutil.rmtree(scene.root)
-    shutil.copytree(interrupted_tree, scene.root)
+def halfway(tmp_path: Path, interrupted: Scene) -> Scene:
+    """The same in a place of its own."""
+    scene = copy.copy(interrupted)
+    scene.place, scene.root = tmp_path, tmp_path / "work"
+    shutil.copytree(interrupted.root, scene.root)
     return scene
 
 
