@@ -8,7 +8,7 @@ import sys
 if sys.version_info < (3, 11):
     sys.exit(f"apply.py: needs Python >= 3.11, found {sys.version.split()[0]}; next: run it with python3.11 or newer")
 
-from patchset.cli import main  # noqa: E402  (the version check must come first)
+from patchset.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,5 +3,5 @@
 """The patch tool behind `apply.py`. Standard library and git only; never imports torch or an overlay.
 
 Import order, top to bottom (a test fails on an upward import):
-errors, types, manifest, git, series, lock, target, scratch, plan, swap, state, engine, then one module a verb, then cli.
+errors, types, manifest, git, series, lock, target, scratch, plan, swap, state, engine, then one module a verb, cli.
 """
