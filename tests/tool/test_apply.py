@@ -156,6 +156,7 @@ def test_new_files_alone_prove_no_version(home: Home, tmp_path: Path) -> None:
     other = kit.checkout(tmp_path / "other", kit.upstream_files("alpha", "1.1"))
     before = kit.snapshot(other)
     refused(mine.run("--alpha", other), 3, "this is not alpha-engine 1.0", "alpha-engine 1.1")
+    refused(mine.run("status", "--alpha", other), 3, "found:        unknown")
     assert kit.snapshot(other) == before
     accepted(mine.run("--alpha", kit.checkout(tmp_path / "right", mine.upstream["alpha"])), "patched")
 
@@ -357,12 +358,15 @@ def test_full_disk(home: Home, small_disk: Path) -> None:
     assert codes.count(0) == 2 and codes.count(1) >= 2
 
 
-def test_full_scratch_directory(home: Home, tree: Path, small_disk: Path) -> None:
-    """The verification needs space of its own: a full TMPDIR is no conflict."""
+def test_full_scratch_directory(home: Home, tree: Path, tmp_path: Path, small_disk: Path) -> None:
+    """The verification needs space of its own: a full TMPDIR, met by us or by git, is no conflict."""
+    mine = home.copy(tmp_path / "home")
+    mine.series("alpha", {"long": {LOADER: mine.upstream["alpha"][LOADER] + kit.numbered("more", 2000)}})
+    mine.lock("alpha")
     before, codes = kit.snapshot(tree), []
     for pages in range(1, 60):  # with no byte at all, Python takes another directory by itself
         fill(small_disk, pages * 4096)
-        done = home.run("--alpha", tree, "--check", env={"TMPDIR": str(small_disk)})
+        done = mine.run("--alpha", tree, "--check", env={"TMPDIR": str(small_disk)})
         codes.append(done.returncode)
         if done.returncode == 0:
             break
