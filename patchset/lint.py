@@ -30,6 +30,7 @@ _STATUS = re.compile(r"Pending|(Submitted|Backport|Denied) \[https://[^\s\]]+\]|
 _ORIGIN = re.compile(r"vendor|(upstream|backport|other) https://\S+")
 _ONCE = ("Upstream-Status", "Drop-When", "Origin", "License")
 _FAILS = "Fails-Without"
+_OVERLAY = "Overlay"  # what `upstream` takes along with the patch
 # trailers of people, kept as they came; whether somebody signs off is no business of this tool
 _PEOPLE = (
     "Signed-off-by",
@@ -230,15 +231,15 @@ def _mail_rules(patch: PatchMail) -> Iterator[tuple[str, str]]:
 
 def _trailer_rules(patch: PatchMail, target: Target) -> Iterator[tuple[str, str]]:
     if not patch.trailers:
-        yield "trailers", f"the last paragraph must be trailers: {', '.join((*_ONCE, _FAILS))}"
+        yield "trailers", f"the last paragraph must be trailers: {', '.join((*_ONCE, _FAILS, _OVERLAY))}"
         return
     for name in _ONCE:
         count = len(patch.trailer_values(name))
         if count != 1:
             yield "trailers", f"{name} must stand once, found {count} times"
     for name in dict.fromkeys(name for name, _ in patch.trailers):
-        if name not in (*_ONCE, _FAILS, *_PEOPLE):
-            yield "trailers", f"unknown trailer {name}; known: {', '.join((*_ONCE, _FAILS, *_PEOPLE))}"
+        if name not in (*_ONCE, _FAILS, _OVERLAY, *_PEOPLE):
+            yield "trailers", f"unknown trailer {name}; known: {', '.join((*_ONCE, _FAILS, _OVERLAY, *_PEOPLE))}"
     forms = "Pending, Submitted [url], Backport [url], Denied [url] or Inappropriate [reason]"
     wanted = (
         ("Upstream-Status", _STATUS, forms),

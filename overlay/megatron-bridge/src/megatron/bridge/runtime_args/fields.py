@@ -196,7 +196,9 @@ IGNORED_FIELDS: dict[str, str] = {
 }
 """Field name to the reason why no argument sets it."""
 
-PATCHED_FIELDS = frozenset({"fp8_backward_override"})
+PATCHED_FIELDS = frozenset(
+    {"fp8_backward_override", "fp8_frozen_base_store", "fp8_frozen_base_per_layer_free"}
+)
 """Classified fields that exist only on a Megatron-Core with the patch that adds them."""
 
 
