@@ -253,7 +253,7 @@ def test_kill_at_every_step(small: Home, later: Home, place: Path, num_targets: 
         scene.reset()
         return killed_at(scene, at)
 
-    for at in steps(try_at, stride=1 if num_targets == 1 else 6):
+    for at in steps(try_at, stride=1 if num_targets == 1 else 10):
         scene.check_no_half_file()
         seen.add(bool(scene.journals()))
         if scene.journals() and at % 5 == 0:
