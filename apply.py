@@ -8,7 +8,10 @@ import sys
 if sys.version_info < (3, 11):
     sys.exit(f"apply.py: needs Python >= 3.11, found {sys.version.split()[0]}; next: run it with python3.11 or newer")
 
-from patchset.cli import main
+try:
+    from patchset.cli import main
+except ModuleNotFoundError as error:
+    sys.exit(f"apply.py: {error}; next: run it from a whole clone, without python -P, -I or PYTHONSAFEPATH")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +76,8 @@ class Outcome:
 
 
 def _same_release(said: str, pinned: str) -> bool:
-    return said.split("+")[0] == pinned
+    """Whether a tree that says `said` is the pin: local parts and trailing zeros do not count."""
+    return re.sub(r"(\.0)+$", "", said.split("+")[0]) == re.sub(r"(\.0)+$", "", pinned)
 
 
 def inspect(manifest: Manifest, found: Located, version: str | None = None) -> Inspection:
@@ -171,6 +173,23 @@ def _wrong_version(inspection: Inspection, bad: Mapping[str, FileState]) -> Wron
     )
 
 
+def _refuse_version(inspection: Inspection) -> None:
+    """Another release whose touched files happen to be the pin's is still not the pin: nobody tested that pair."""
+    found, lock = inspection.found, inspection.lock
+    said = tree_version(found)
+    if said is None or _same_release(said, lock.version) or plan.refused(inspection.files):
+        return
+    raise WrongVersion(
+        f"this is not {found.target.dist} {lock.version}, though every touched file is",
+        target=found.target.id,
+        path=str(found.root),
+        expected=f"{found.target.dist} {lock.version}" + _pins_text(found),
+        found=f"{found.target.dist} {said} ({found.kind.value})",
+        cause="another version of the target",
+        next_step=f"{_install_hint(found, lock.version)}; or: python apply.py refresh {found.target.id} --to {said}",
+    )
+
+
 def _pins_text(found: Located) -> str:
     others = [v for v in found.target.pins if v != found.target.pin]
     return f" (also pinned: {', '.join(others)})" if others else ""
@@ -213,7 +232,11 @@ def _likely_cause(inspection: Inspection, path: str, file_state: FileState) -> t
     if file_state is FileState.MISSING:
         return "a file of the pin was deleted", restore.replace("diff --", "checkout --")
     if _from_wheel(inspection):
-        return f"the patched wheel {found.version} is of another revision", restore
+        wheel = f"{found.target.dist.replace('-', '_')}-{found.version}-*.whl"
+        return (
+            f"a local edit, or the patched wheel {found.version} is of another digest than {lock.digest[:12]}",
+            f"python apply.py --fetch dist, then pip install --no-deps --force-reinstall dist/{wheel}",
+        )
     if file_state is FileState.EXTRA:
         return "a local file, or a newer upstream that brings it", f"move {_place(found, path)} away"
     if data is not None and b"\r\n" in data:
@@ -222,6 +245,9 @@ def _likely_cause(inspection: Inspection, path: str, file_state: FileState) -> t
             lock.files[path].source_of(unix, "pre") or lock.files[path].source_of(unix, "post")
         ):
             return "CRLF line endings (core.autocrlf)", "git config core.autocrlf false, then check the file out again"
+    if inspection.applied is not None and path in inspection.applied.files:
+        kept = state.pristine_path(found, path)
+        return "a local edit since it was patched", f"save the edit, copy {kept} to the file, then run again"
     for patch in inspection.patches:
         if data is not None and scratch.applies_in_reverse(patch, {path: data}):
             return (
@@ -241,6 +267,7 @@ def plan_apply(inspection: Inspection) -> list[swap.Change]:
         Drift, WrongVersion: see `refuse_drift`.
         PatchConflict, HashMismatch: the series does not give the recorded bytes.
     """
+    _refuse_version(inspection)
     refuse_drift(inspection)
     base = _base(inspection)
     done = all(s is FileState.PATCHED for s in inspection.files.values())
@@ -263,7 +290,7 @@ def _recorded(inspection: Inspection) -> bool:
 def _from_wheel(inspection: Inspection) -> bool:
     """Whether the tree is an installed or unpacked patched wheel, whose record is its provenance."""
     version = inspection.found.version
-    return version is not None and "+" in version and inspection.applied is None
+    return version is not None and f"+{inspection.manifest.tag}." in version and inspection.applied is None
 
 
 def _base(inspection: Inspection) -> dict[str, bytes]:
@@ -401,7 +428,7 @@ def _record_base(inspection: Inspection, record: bytes, original: bytes | None, 
     """The RECORD to start from: the original one where all rows that are not ours are still the same."""
     state_rows = inspection.found.state_dir.relative_to(inspection.found.root).as_posix() + "/"
     mine = {*rows, *(path for path in state.record_paths(record) if path.startswith(state_rows))}
-    theirs = [state.rewrite_record(r, dict.fromkeys(mine)).splitlines() for r in (record, original or b"")]
+    theirs = [state.record_rows(state.rewrite_record(r, dict.fromkeys(mine))) for r in (record, original or b"")]
     if original is not None and sorted(theirs[0]) == sorted(theirs[1]):
         return original
     return state.rewrite_record(record, {path: None for path in mine if path not in rows})
@@ -497,7 +524,9 @@ def _record_back(inspection: Inspection, changes: Sequence[swap.Change]) -> list
         return []
     original = swap.read_optional(found.state_dir / state.PRISTINE / state.RECORD)
     rows = _final_rows(inspection, changes)
-    rewritten = state.rewrite_record(_record_base(inspection, record, original, rows), rows)
+    base = _record_base(inspection, record, original, rows)
+    # the very bytes, also where upstream's rows have no hash
+    rewritten = base if base == original else state.rewrite_record(base, rows)
     return [swap.Change(found.dist_info / state.RECORD, sha256(record), rewritten)] if rewritten != record else []
 
 
@@ -530,7 +559,7 @@ def run(
     """
     located = [(locate(r.target, r.path), r.version) for r in requests]
     _refuse_repeats(located)
-    with state.hold([f.root for f, _ in located], wait_s):
+    with state.hold([place for f, _ in located for place in _places_to_hold(f)], wait_s):
         recovered = {} if check else _recover_all(f for f, _ in located)
         inspections = [inspect(manifest, f, version) for f, version in located]
         if check:
@@ -546,6 +575,13 @@ def run(
 
 def _recover_all(targets: Iterable[Located]) -> dict[Path, str | None]:
     return {f.state_dir: swap.recover(f.root, f.state_dir, f.target.id) for f in targets}
+
+
+def _places_to_hold(found: Located) -> list[Path]:
+    """The tree, and a git directory outside it: a copied worktree shares that one with the original."""
+    git_directory = found.state_dir.parents[1]
+    outside = found.kind is Kind.CHECKOUT and not found.state_dir.is_relative_to(found.root)
+    return [found.root, git_directory] if outside else [found.root]
 
 
 def _plan_together(inspections: Sequence[Inspection], planner: Planner) -> list[list[swap.Change]]:

@@ -13,10 +13,11 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from patchset.errors import FileSystemError, Locked, StateInvalid
 from patchset.swap import read_optional
@@ -40,10 +41,12 @@ def load(found: Located) -> Applied | None:
         return None
     try:
         body = json.loads(data)
+        _refuse_newer(body["schema"], found, path)
         if (body["schema"], body["target"]) != (SCHEMA, found.target.id):
             raise ValueError(f"schema {body['schema']} of {body['target']}, expected {SCHEMA} of {found.target.id}")
-        files = {p: (f["pre"], f["post"]) for p, f in body["files"].items()}
-        return Applied(body["target"], body["version"], body["digest"], files, dict(body["overlay"]))
+        files = {_inner(p): (_hex(f["pre"]), _hex(f["post"])) for p, f in body["files"].items()}
+        overlay = {_inner(p): _hex(h) for p, h in body["overlay"].items()}
+        return Applied(body["target"], body["version"], body["digest"], files, overlay)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateInvalid(
             "the record of what was applied is damaged",
@@ -52,6 +55,31 @@ def load(found: Located) -> Applied | None:
             found=f"{type(error).__name__}: {error}",
             next_step=f"remove {path} and run again; the files themselves are judged by their hashes",
         ) from error
+
+
+def _refuse_newer(schema: object, found: Located, path: Path) -> None:
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise StateInvalid(
+            "the record of what was applied was written by a newer revision of this tool",
+            target=found.target.id,
+            path=str(path),
+            expected=f"schema {SCHEMA}",
+            found=f"schema {schema}",
+            next_step="use that revision, or a later one",
+        )
+
+
+def _inner(path: str) -> str:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise ValueError(f"{path!r} leads out of the tree")
+    return path
+
+
+def _hex(digest: object) -> str:
+    if not isinstance(digest, str) or re.fullmatch(r"[0-9a-f]{64}", digest) is None:
+        raise ValueError(f"{digest!r} is no sha256")
+    return digest
 
 
 def to_json(applied: Applied, found: Located) -> bytes:
@@ -95,16 +123,27 @@ def record_line(path: str, data: bytes | None) -> list[str]:
 
 def record_paths(record: bytes) -> list[str]:
     """The path of every row, in order."""
-    return [_row_path(line) for line in record.decode("utf-8", errors="surrogateescape").splitlines()]
+    return [_row_path(line) for line in record_rows(record)]
+
+
+def record_rows(record: bytes) -> list[str]:
+    """The rows with their own line ends. Only a line feed ends one: a file name may hold any other separator."""
+    return [row + "\n" for row in record.decode("utf-8", errors="surrogateescape").split("\n")[:-1]] + [
+        row for row in [record.decode("utf-8", errors="surrogateescape").rpartition("\n")[2]] if row
+    ]
+
+
+def _fields(line: str) -> list[str]:
+    return (next(csv.reader([line.rstrip("\r\n")]), None) or []) + ["", "", ""]
 
 
 def _row_path(line: str) -> str:
-    return next(csv.reader([line]), [""])[0]
+    return _fields(line)[0].removeprefix("./")
 
 
 def _is_right(line: str, data: bytes) -> bool:
     """Whether a row's hash, of whatever kind, is that of `data`."""
-    kind, _, hashed = (next(csv.reader([line]), []) + ["", ""])[1].partition("=")
+    kind, _, hashed = _fields(line)[1].partition("=")
     if kind not in hashlib.algorithms_guaranteed or kind.startswith("shake"):
         return False
     return hashed.rstrip("=") == base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
@@ -118,18 +157,20 @@ def rewrite_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
     newline = "\r\n" if b"\r\n" in record else "\n"
     left = dict(changes)
     lines: list[str] = []
-    for line in record.decode("utf-8", errors="surrogateescape").splitlines():
+    for line in record_rows(record):
         path = _row_path(line)
-        if path not in left:
+        if path not in changes:
             lines.append(line)
             continue
-        data = left.pop(path)
+        data = left.pop(path, None)
         if data is not None:
-            lines.append(line if _is_right(line, data) else _csv_line(record_line(path, data)))
+            lines.append(line if _is_right(line, data) else _csv_line(record_line(path, data)) + newline)
+    if lines and not lines[-1].endswith("\n") and any(data is not None for data in left.values()):
+        lines[-1] += newline
     for path, data in left.items():
         if data is not None:
-            lines.append(_csv_line(record_line(path, data)))
-    return "".join(line + newline for line in lines).encode("utf-8", errors="surrogateescape")
+            lines.append(_csv_line(record_line(path, data)) + newline)
+    return "".join(lines).encode("utf-8", errors="surrogateescape")
 
 
 def _csv_line(row: list[str]) -> str:

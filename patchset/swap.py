@@ -121,6 +121,7 @@ class Swap:
             SymlinkRefused: a directory on the way is a symbolic link or leads out of the target.
             FileSystemError: no space, no permission; what was written is removed again.
         """
+        _check_inside(self.root, self.state_dir, self.state_dir / BACKUP / "0")
         for change in self.changes:
             _check_inside(self.root, self.state_dir, change.path)
         written = [self.state_dir / BACKUP, *(c.path.parent for c in self.changes if c.after is not None)]
@@ -181,6 +182,7 @@ def recover(root: Path, state_dir: Path, target: str) -> str | None:
     Raises:
         Interrupted: a file was changed by somebody else in between; nothing is touched.
     """
+    _check_inside(root, state_dir, state_dir / BACKUP / "0")  # first: what follows deletes below it
     journal = interrupted(root, state_dir, target)
     if journal is None:
         _sweep(state_dir)
@@ -208,15 +210,15 @@ def recover(root: Path, state_dir: Path, target: str) -> str | None:
 
 
 def _refuse_strange(state_dir: Path, target: str, journal: Journal) -> None:
-    strange = [str(e.path) for e in journal.entries if _current(e.path) not in (e.before, e.after)]
+    strange = [e for e in journal.entries if _current(e.path) not in (e.before, e.after)]
     if strange:
         raise Interrupted(
             "an interrupted run left files that were changed since",
             target=target,
-            path=strange[0],
+            path=str(strange[0].path),
             expected="the bytes before or after that run",
-            next_step=f"put the file back from {state_dir / BACKUP} or remove it, then run again",
-            details=strange,
+            next_step="do for each file what is said below, then run again",
+            details=[f"remove {e.path}" if e.backup is None else f"copy {e.backup} to {e.path}" for e in strange],
         )
 
 
@@ -250,7 +252,8 @@ def _to_json(root: Path, state_dir: Path, journal: Journal) -> bytes:
     entries = [{"path": name(e.path), "before": e.before, "after": e.after} for e in journal.entries]
     # directories above the state directory may lie outside the tree; they are found again by climbing
     directories = [name(d) for d in journal.directories if d.is_relative_to(state_dir) or d.is_relative_to(root)]
-    return json.dumps({"phase": journal.phase, "directories": directories, "entries": entries}).encode()
+    body = {"phase": journal.phase, "root": str(root), "directories": directories, "entries": entries}
+    return json.dumps(body).encode()
 
 
 def _from_json(root: Path, state_dir: Path, body: dict) -> Journal:
@@ -260,6 +263,15 @@ def _from_json(root: Path, state_dir: Path, body: dict) -> Journal:
             raise ValueError(f"{path!r} leads out of the tree")
         return {"root": root, "state": state_dir}[base] / path
 
+    other = body.get("root", str(root))
+    # a copied worktree shares the git directory, and so this journal, with the original
+    if other != str(root) and not state_dir.is_relative_to(root) and Path(other).is_dir():
+        raise Interrupted(
+            "an interrupted run of another tree that shares this git directory waits",
+            path=str(root),
+            found=f"the journal of {other}",
+            next_step=f"run the same command on {other} first",
+        )
     if body["phase"] not in ("prepare", "commit"):
         raise ValueError(f"phase {body['phase']!r}")
     entries = (
@@ -285,7 +297,8 @@ def _sweep(state_dir: Path) -> None:
         (state_dir / (JOURNAL + ".new")).unlink(missing_ok=True)
         if (state_dir / BACKUP).is_dir():
             for stray in (state_dir / BACKUP).iterdir():
-                stray.unlink()
+                if stray.name.isdecimal():  # ours; anything else keeps the directory
+                    stray.unlink()
             (state_dir / BACKUP).rmdir()
         _remove_empty({state_dir})
 
@@ -338,6 +351,7 @@ def _make_directory(directory: Path) -> None:
         return
     _make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
+    directory.chmod(_mode(directory.parent))  # whatever the umask: who reads the package reads its new parts
     _give(directory, like=directory.parent)
 
 

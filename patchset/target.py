@@ -42,6 +42,7 @@ def locate(target: Target, path: Path) -> Located:
     if not root.is_dir():
         raise UsageError("neither a file nor a directory", target=target.id, path=str(path), expected="a directory")
     candidates = list(dict.fromkeys(_candidates(target, root)))
+    _refuse_two_pythons(target, root)
     package: Located | None = None
     for candidate in candidates:
         found = _look(target, candidate)
@@ -52,6 +53,19 @@ def locate(target: Target, path: Path) -> Located:
     if package is None:
         raise _not_found(target, root, candidates)
     return package
+
+
+def _refuse_two_pythons(target: Target, root: Path) -> None:
+    places = sorted(root.glob("lib/python*/site-packages")) if (root / "pyvenv.cfg").is_file() else []
+    holding = [str(place) for place in places if _look(target, place) is not None]
+    if len(holding) > 1:
+        raise UsageError(
+            f"{len(holding)} Pythons of this virtual environment hold {target.dist}",
+            target=target.id,
+            path=str(root),
+            found=", ".join(holding),
+            next_step=f"name one: python apply.py --{target.id} {holding[0]}",
+        )
 
 
 def _candidates(target: Target, root: Path) -> Iterator[Path]:

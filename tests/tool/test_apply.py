@@ -526,7 +526,7 @@ def test_lost_record(home: Home, tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", '{"schema": 1}', '{"schema": 9, "target": "alpha"}', "[" * 100_000, "\xff"]
+    "damage", ["{", "[]", '{"schema": 1}', '{"schema": 0, "target": "alpha"}', "[" * 100_000, "\xff"]
 )
 def test_damaged_record(home: Home, tree: Path, damage: str) -> None:
     accepted(home.run("--alpha", tree))
@@ -551,8 +551,61 @@ def test_a_record_that_leads_out_of_the_tree(home: Home, tree: Path, tmp_path: P
     body["overlay"]["../victim.py"] = kit._describe(victim)[2]
     record.write_text(json.dumps(body))
     before = kit.snapshot(tmp_path)
-    refused(home.run("--alpha", tree, "--revert"), 1, "leads out of the target", "victim.py")
+    refused(home.run("--alpha", tree, "--revert"), 7, "leads out of the tree", "victim.py")
     assert kit.snapshot(tmp_path) == before
+
+
+def test_a_record_of_a_newer_tool(home: Home, tree: Path) -> None:
+    accepted(home.run("--alpha", tree))
+    record = tree / ".git/fp8-colocate/alpha/state.json"
+    record.write_text(json.dumps(json.loads(record.read_bytes()) | {"schema": 9}))
+    refused(home.run("--alpha", tree, "--revert"), 7, "newer revision of this tool", "schema 9")
+
+
+@pytest.mark.parametrize("link", ["journal.d", "."])
+def test_a_link_where_the_journal_lies_is_not_followed(home: Home, tree: Path, tmp_path: Path, link: str) -> None:
+    precious = tmp_path / "precious"
+    kit.write_files(precious, {"journal.d/0": b"mine\n", "0": b"mine\n"})
+    state = tree / ".git/fp8-colocate/alpha"
+    state.parent.mkdir(parents=True)
+    if link == ".":
+        state.symlink_to(precious)
+    else:
+        state.mkdir()
+        (state / link).symlink_to(precious)
+    before = kit.snapshot(tmp_path)
+    for flags in ([], ["--revert"]):
+        refused(home.run("--alpha", tree, *flags), 1, "symbolic link")
+    assert kit.snapshot(tmp_path) == before
+
+
+def test_another_release_with_the_same_touched_files_is_not_the_pin(home: Home, tmp_path: Path) -> None:
+    target, root = trees(home, tmp_path, "site")
+    for info in list(root.glob("*.dist-info")):
+        info.rename(info.with_name(info.name.replace("-1.0.", "-1.1.")))
+    before = kit.snapshot(root)
+    message = refused(home.run(f"--{target}", root), 3, "though every touched file is", "1.1")
+    assert f"refresh {target} --to 1.1" in message
+    assert kit.snapshot(root) == before
+
+
+def test_directories_of_the_overlay_can_be_read_by_who_reads_the_package(home: Home, tmp_path: Path) -> None:
+    target, root = trees(home, tmp_path, "site")
+    before = os.umask(0o077)
+    try:
+        accepted(home.run(f"--{target}", root))
+    finally:
+        os.umask(before)
+    modes = {p.stat().st_mode & 0o777 for p in root.rglob("layerwise") if p.is_dir()}
+    assert modes and all(mode & 0o055 == 0o055 for mode in modes), modes
+
+
+@pytest.mark.parametrize("flags", [["-P"], ["-I"]])
+def test_a_python_that_does_not_look_beside_the_script(home: Home, flags: list[str]) -> None:
+    command = [sys.executable, *flags, str(home.directory / "apply.py"), "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "without python -P" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["checkout", "site"])
@@ -607,7 +660,7 @@ def test_installed_patched_wheel(home: Home, newer: Home, tmp_path: Path) -> Non
     accepted(home.run("--alpha", site), "already patched")
     accepted(home.run("status", "--alpha", site), "patched")
     refused(home.run("--alpha", site, "--revert"), 3, "installed from a patched wheel", "pip install --no-deps")
-    refused(newer.run("--alpha", site), 3, "the patched wheel 1.0+fc8.1 is of another revision")
+    refused(newer.run("--alpha", site), 3, "the patched wheel 1.0+fc8.1 is of another digest", "--fetch dist")
     assert kit.snapshot(site) == before and kit.stamps(site) == written
 
 

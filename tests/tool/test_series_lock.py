@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchset import git as tool_git
-from patchset import lock, manifest, relock, scratch, series
+from patchset import lock, manifest, relock, scratch, series, state
 from patchset.errors import LockInvalid, ManifestInvalid, PatchConflict, SeriesInvalid, UsageError, WheelInvalid
 from patchset.types import sha256
 from tests.tool import kit
@@ -512,3 +512,25 @@ def test_list(home: Home, mine: Home) -> None:
     mine.series("alpha", {})
     mine.lock("alpha")
     accepted(mine.run("list", "--target", "alpha"), "alpha 1.0")
+
+
+RECORDS = [
+    b"a.py,sha256=x,1\n\nb.py,,\n",  # a blank row
+    b"a.py,sha256=x,1\r\nb.py,,\n",  # mixed line ends
+    b"a.py,sha256=x,1\nb.py,,",  # no final line end
+    "a\u0085b.py,sha256=x,1\nb\u2028.py,,\n".encode(),  # separators that are no line feeds
+    b"",
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_rows_that_are_not_ours_keep_their_bytes(record: bytes) -> None:
+    added = state.rewrite_record(record, {"new.py": b"x = 1\n"})
+    assert added.rstrip(b"\r\n").startswith(record.rstrip(b"\r\n"))
+    assert added.count(b"new.py,sha256=") == 1
+    back = state.rewrite_record(added, {"new.py": None})
+    assert back.rstrip(b"\r\n") == record.rstrip(b"\r\n")
+
+
+def test_a_row_with_a_leading_dot_is_the_same_file() -> None:
+    assert state.rewrite_record(b"./a.py,sha256=x,1\n", {"a.py": None}) == b""

@@ -400,7 +400,7 @@ def test_a_file_was_changed_after_the_interruption(small: Home, halfway: Scene) 
     saved = loader.read_bytes()
     loader.write_bytes(b"edited = True\n")
     before = kit.snapshot(halfway.root)
-    message = refused(small.run(*flags_of(halfway)), 6, "changed since", str(loader), "put the file back from")
+    message = refused(small.run(*flags_of(halfway)), 6, "changed since", str(loader), f"to {loader}")
     assert refused(small.run("--revert", *flags_of(halfway)), 6, "changed since") == message
     assert kit.snapshot(halfway.root) == before
     loader.write_bytes(saved)

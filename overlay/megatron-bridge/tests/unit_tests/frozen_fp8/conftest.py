@@ -17,6 +17,7 @@ def parallel():
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29581")
         torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    parallel_state.destroy_model_parallel()  # what another file may have left
     parallel_state.initialize_model_parallel()
     with torch.compiler.set_stance("force_eager"):  # compiling would be most of the time here
         yield

@@ -19,6 +19,7 @@ def parallel():
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29579")
         torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    parallel_state.destroy_model_parallel()  # what another file may have left
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()

@@ -38,8 +38,20 @@ class Chunk(torch.nn.Module):
 
     def __init__(self, linear, values):
         super().__init__()
-        self.linear_fc1 = linear
+        self.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"linear_fc1": linear})])
         self.config = values
+
+    @property
+    def linear_fc1(self):
+        return self.layers[0]["linear_fc1"]
+
+
+@pytest.fixture(autouse=True)
+def no_parallel_state_left():
+    yield
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
 
 
 def frozen_chunk(values):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright 2026 The fp8-colocate authors
-"""The frozen FP8 base on two ranks: tensor, sequence and expert parallel. torchrun runs two_ranks.py."""
+"""The frozen FP8 base on two ranks: tensor, sequence, expert and pipeline parallel. torchrun runs two_ranks.py."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import torch
 def test_on_two_ranks():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
     command += ["-q", "-rs", "-p", "no:warnings", "-p", "no:cacheprovider"]
-    command.append(str(Path(__file__).with_name("two_ranks.py")))
+    command += [str(Path(__file__).with_name("two_ranks.py"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert done.stdout.count(" passed") == 2 and "skipped" not in done.stdout, done.stdout[-6000:]

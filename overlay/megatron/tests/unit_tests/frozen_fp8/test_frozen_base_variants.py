@@ -20,6 +20,7 @@ def parallel():
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29578")
         torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    parallel_state.destroy_model_parallel()  # what another file may have left
     parallel_state.initialize_model_parallel()
     with torch.compiler.set_stance("force_eager"):  # compiling would be most of the time here
         yield
@@ -163,7 +164,5 @@ def test_absorbed_latent_attention_reads_the_dequantised_weight():
     assert torch.equal(k_up, heads[:, : fields.qk_head_dim]) and torch.equal(v_up, heads[:, fields.qk_head_dim :])
     queries = torch.randn(2, 4, fields.qk_head_dim, dtype=torch.bfloat16, requires_grad=True)
     torch.einsum("bhd,hdk->bhk", queries, attention._get_kv_up_weights()[0]).sum().backward()
-    want = torch.autograd.grad(
-        torch.einsum("bhd,hdk->bhk", queries, heads[:, : fields.qk_head_dim]).sum(), queries
-    )[0]
+    want = torch.autograd.grad(torch.einsum("bhd,hdk->bhk", queries, heads[:, : fields.qk_head_dim]).sum(), queries)[0]
     assert torch.equal(queries.grad, want)

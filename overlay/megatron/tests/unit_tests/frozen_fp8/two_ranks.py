@@ -39,7 +39,7 @@ def world():
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(params=LAYOUTS)
 def fields(request):
     """The config fields of a layout, with the process groups of both ranks set up for it."""
     from megatron.core import parallel_state
@@ -96,7 +96,7 @@ def pipeline_run(model):
     other = 1 - torch.distributed.get_rank()
     losses, sent, received, pending = {}, {}, {}, []
 
-    def send(tensor):
+    def post(tensor):
         pending.append((torch.distributed.isend(tensor, other), tensor))
 
     def exchanged():
@@ -108,7 +108,7 @@ def pipeline_run(model):
         tokens, position, mask = batch(index)
         if model.pre_process:
             sent[index] = model(tokens, position, mask)
-            send(sent[index].detach())
+            post(sent[index].detach())
         else:
             received[index] = exchanged().requires_grad_()
             model.set_input_tensor(received[index])
@@ -119,7 +119,7 @@ def pipeline_run(model):
             sent[index].backward(exchanged())
         else:
             losses[index].backward()
-            send(received[index].grad)
+            post(received[index].grad)
 
     model.zero_grad(set_to_none=True)
     for step in (ONE_F_ONE_B if model.pre_process else "f0 b0 f1 b1 f2 b2").split():
