@@ -270,7 +270,7 @@ def test_revision(mine: Home, version: str | None) -> None:
 
 
 def no_header(home: Home) -> str:
-    home.overlay("alpha", {"python/alpha/bare.cuh": b"\n\n\n// SPDX-License-Identifier: Apache-2.0\n"})
+    home.overlay("alpha", {"python/alpha/bare.cuh": b"\n\n\n// SPDX-License-" + b"Identifier: Apache-2.0\n"})
     return "overlay/alpha/python/alpha/bare.cuh: spdx: "
 
 

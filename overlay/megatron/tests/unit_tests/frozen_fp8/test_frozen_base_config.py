@@ -52,6 +52,8 @@ def no_parallel_state_left():
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def frozen_chunk(values):

@@ -85,6 +85,7 @@ MODEL_FIELDS = frozenset(
 RUNTIME_FIELDS = frozenset(
     """
     fp8 fp8_amax_compute_algo fp8_amax_history_len fp8_backward_override fp8_dot_product_attention fp8_interval
+    fp8_frozen_base_store fp8_frozen_base_per_layer_free
     fp8_margin fp8_multi_head_attention fp8_output_proj fp8_param fp8_param_gather fp8_quantizer_factory fp8_recipe
     fp8_wgrad fp4 fp4_param fp4_quantizer_factory fp4_recipe first_last_layers_bf16 num_layers_at_end_in_bf16
     num_layers_at_start_in_bf16 quant_recipe tp_only_amax_red activation_func_fp8_input_store
