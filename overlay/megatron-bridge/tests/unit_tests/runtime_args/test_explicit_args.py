@@ -170,3 +170,20 @@ def test_runtime_arguments_and_their_errors_can_be_pickled(make_bridge, from_arg
         make_bridge().to_megatron_provider(load_weights=False, runtime_args=args)
     error = pickle.loads(pickle.dumps(caught.value))
     assert str(error) == str(caught.value) and error.conflicts == caught.value.conflicts
+
+
+def test_a_bare_namespace_of_an_extended_parser():
+    import argparse
+
+    from megatron.bridge.runtime_args import RuntimeArgs
+    from megatron.training.arguments import add_megatron_arguments
+
+    def extended(parser):
+        parser.add_argument("--own-knob", type=int, default=1)
+        return parser
+
+    parser = extended(add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False)))
+    args, _ = parser.parse_known_args(["--own-knob", "3", "--recompute-granularity", "full"])
+    found = RuntimeArgs.from_args(args, extra_args_provider=extended)
+    assert found.gives("own_knob") and found.value("own_knob") == 3
+    assert found.gives("recompute_granularity")

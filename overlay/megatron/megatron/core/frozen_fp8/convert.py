@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .select import has_layers, select_frozen_linears, summarise
+from .select import has_layers, select_frozen_linears, summarise, unconverted_linears
 from .tensor import FrozenFp8Slab, FrozenFp8Weight, allocate_slab
 from .types import ConversionReport, FrozenLinear
 
@@ -46,6 +46,7 @@ def convert_frozen_base(
             "adapters; apply the adapters before the conversion, and convert once"
         )
     _refuse_meta(selected)
+    _refuse_not_finite(selected)  # all of them before the first swap: a refused model stays as it was
     summary = summarise(selected)
     for linear in selected:
         convert_module(linear, per_layer_free)
@@ -66,10 +67,21 @@ def convert_if_configured(model: torch.nn.Module | Sequence[torch.nn.Module]) ->
 
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     config = get_model_config(chunks[0])
-    converted = any("_frozen_fp8_slab" in m.__dict__ for chunk in chunks for m in chunk.modules())
-    if converted or not getattr(config, "fp8_frozen_base_store", False) or not has_layers(chunks):
+    if not getattr(config, "fp8_frozen_base_store", False) or not has_layers(chunks):
+        return None
+    if any("_frozen_fp8_slab" in m.__dict__ for chunk in chunks for m in chunk.modules()):
+        _refuse_half_converted(chunks)
         return None
     return convert_frozen_base(chunks, per_layer_free=config.fp8_frozen_base_per_layer_free)
+
+
+def _refuse_half_converted(chunks: Sequence[torch.nn.Module]) -> None:
+    left = unconverted_linears(chunks)
+    if left:
+        raise ValueError(
+            f"a part of the frozen base is converted and {len(left)} linears are not, first {left[0]}: an earlier "
+            "conversion failed half-way; build and load the model again"
+        )
 
 
 def _refuse_meta(selected: Sequence[FrozenLinear]) -> None:
@@ -80,6 +92,13 @@ def _refuse_meta(selected: Sequence[FrozenLinear]) -> None:
                     f"{linear.name}.{name}: expected loaded weights, got the meta device; load the model "
                     "before the conversion (select_frozen_linears and summarise work on the meta device)"
                 )
+
+
+def _refuse_not_finite(selected: Sequence[FrozenLinear]) -> None:
+    for linear in selected:
+        for name in linear.params:
+            if not bool(torch.isfinite(linear.module._parameters[name].data).all()):
+                raise ValueError(f"{linear.name}.{name}: weight: a NaN or an infinity cannot be quantised")
 
 
 def convert_module(linear: FrozenLinear, per_layer_free: bool) -> FrozenFp8Slab:

@@ -2,7 +2,7 @@
 # Copyright 2026 The fp8-colocate authors
 """Block FP8 in and out: one launch a module. Triton on CUDA, the same formula in plain torch elsewhere.
 
-    scale     = 448 / amax(block)           fp32; 1 for a block of zeros
+    scale     = 448 / amax(block)           fp32; 1 where that is infinite (a block of zeros)
     q[i, j]   = e4m3(w[i, j] * scale)       scale_inv = 1 / scale is what is stored
     w'[i, j]  = bf16(fp32(q[i, j]) * scale_inv)
 
@@ -72,7 +72,8 @@ def _quantize_rows(weight_RK: torch.Tensor, q_RK: torch.Tensor, scale_inv_rk: to
     padded[:rows, :cols] = weight_RK
     blocks = padded.view(r, BLOCK, k, BLOCK)
     amax = blocks.abs().amax(dim=(1, 3))
-    scale = torch.where(amax == 0, torch.ones_like(amax), FP8_MAX / amax)
+    scale = FP8_MAX / amax
+    scale = torch.where(torch.isinf(scale), torch.ones_like(scale), scale)  # zeros, or so small that they become zeros
     blocks.mul_(scale[:, None, :, None]).clamp_(-FP8_MAX, FP8_MAX)
     q_RK.copy_(padded[:rows, :cols])
     # an infinity gives scale 0, a NaN stays one: neither reciprocal is finite

@@ -117,7 +117,23 @@ def _is_base_linear(name: str, module: torch.nn.Module) -> bool:
     return name.removesuffix(".to_wrap").rpartition(".")[2] in BASE_NAMES
 
 
+def unconverted_linears(chunks: Sequence[torch.nn.Module]) -> list[str]:
+    """Names of the frozen base linears that are still stored as they were loaded."""
+    return [
+        name
+        for chunk in chunks
+        for name, module in chunk.named_modules()
+        if _is_base_linear(name, module)
+        and "_frozen_fp8_slab" not in module.__dict__
+        and any(_WEIGHT.fullmatch(n) and p is not None and not p.requires_grad for n, p in module._parameters.items())
+    ]
+
+
 def _frozen_linear(name: str, module: torch.nn.Module) -> FrozenLinear | None:
+    if getattr(getattr(module, "config", None), "moe_single_grouped_weight", False):
+        raise NotImplementedError(
+            f"{name}: moe_single_grouped_weight holds all experts in one tensor; the FP8 frozen base needs it off"
+        )
     params = {n: p for n, p in module._parameters.items() if p is not None and _WEIGHT.fullmatch(n) and p.dim() == 2}
     frozen = [n for n, p in params.items() if not p.requires_grad]
     if not frozen:

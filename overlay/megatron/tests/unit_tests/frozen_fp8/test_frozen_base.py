@@ -186,6 +186,17 @@ def test_quantise_and_dequantise_match_the_oracle_bit_for_bit(shape):
     assert torch.equal(back, oracle_dequantize(want_q, want_scale))
 
 
+def test_a_block_too_small_for_a_scale_becomes_zero_and_no_nan():
+    from megatron.core.frozen_fp8.kernels import dequantize_blocks, quantize_blocks
+
+    weight = torch.zeros(128, 256, dtype=torch.bfloat16)
+    weight[3, 5] = 1e-37  # 448 / 1e-37 is no float32
+    weight[0, 200] = 0.5
+    back = dequantize_blocks(*(t[None] for t in quantize_blocks(weight)))[0]
+    weight[3, 5] = 0
+    assert torch.equal(back, weight)
+
+
 @pytest.mark.parametrize("per_layer_free", [False, True], ids=["store", "per-layer-free"])
 @pytest.mark.parametrize("microbatches, order", [(1, [0]), (3, [2, 0, 1])], ids=["one", "three-in-flight"])
 @pytest.mark.parametrize("recompute", [None, "selective", "full"])
@@ -420,4 +431,25 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(parallel):
     with torch.no_grad():
         linear.module.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
+        convert_frozen_base(model)
+    assert not any("_frozen_fp8_slab" in m.__dict__ for m in model.modules()), "a refused model was changed"
+
+
+def test_a_half_converted_model_is_not_taken_for_a_converted_one(parallel):
+    from megatron.core.frozen_fp8 import convert_if_configured, select_frozen_linears
+    from megatron.core.frozen_fp8.convert import convert_module
+
+    model = build(layers=1)
+    model.config.fp8_frozen_base_store = True
+    convert_module(select_frozen_linears(model)[0], per_layer_free=False)
+    with pytest.raises(ValueError, match="failed half-way"):
+        convert_if_configured(model)
+
+
+def test_single_grouped_weight_is_refused(parallel):
+    from megatron.core.frozen_fp8 import convert_frozen_base
+
+    model = build(layers=1)
+    model.config.moe_single_grouped_weight = True
+    with pytest.raises(NotImplementedError, match="moe_single_grouped_weight"):
         convert_frozen_base(model)

@@ -184,7 +184,10 @@ def _defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def explicit_args_from_namespace(
-    args: argparse.Namespace, *, parser: argparse.ArgumentParser | None = None
+    args: argparse.Namespace,
+    *,
+    parser: argparse.ArgumentParser | None = None,
+    extra_args_provider: Callable[[argparse.ArgumentParser], argparse.ArgumentParser] | None = None,
 ) -> ExplicitArgs:
     """Guess the explicit arguments of a namespace whose command line is lost: those that differ from their default.
 
@@ -195,8 +198,9 @@ def explicit_args_from_namespace(
     Args:
         args: parsed arguments, validated or not.
         parser: the parser that made them; None means Megatron's own.
+        extra_args_provider: what Megatron's ``parse_args`` was given, to complete its own parser.
     """
-    parser = _megatron_parser(None) if parser is None else parser
+    parser = _megatron_parser(extra_args_provider) if parser is None else parser
     values, undecided = {}, []
     for name, default in _defaults(parser).items():
         if not hasattr(args, name) or getattr(args, name) == default:
