@@ -435,3 +435,26 @@ def test_git_directory_without_git(tree: Path, tmp_path: Path) -> None:
     assert tool_git.git_dir(tmp_path) is None
     (tmp_path / ".git").write_text("gitdir: gone\n")
     assert tool_git.git_dir(tmp_path) is None
+
+
+def test_a_venv_with_two_pythons_that_hold_the_target(home: Home, tmp_path: Path) -> None:
+    place = tmp_path / "env"
+    for python in ("python3.11", "python3.12"):
+        kit.pip_install(place / "lib" / python / "site-packages", home.wheels["beta"])
+    (place / "pyvenv.cfg").write_text("home = /nowhere\n")
+    before = kit.snapshot(place)
+    refused(home.run("--beta", place), 2, "2 Pythons", "python3.11", "python3.12")
+    assert kit.snapshot(place) == before
+
+
+def test_a_copied_worktree_waits_for_the_interrupted_original(home: Home, tmp_path: Path) -> None:
+    root = kit.checkout(tmp_path / "main", home.upstream["alpha"])
+    kit.git(root, "worktree", "add", "-q", tmp_path / "one", "-b", "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two", symlinks=True)
+    state = root / ".git/worktrees/one/fp8-colocate/alpha"
+    state.mkdir(parents=True)
+    journal = {"phase": "prepare", "root": str(tmp_path / "one"), "directories": [], "entries": []}
+    (state / "journal.json").write_text(json.dumps(journal))
+    refused(home.run("--alpha", tmp_path / "two"), 6, "shares this git directory", str(tmp_path / "one"))
+    accepted(home.run("--alpha", tmp_path / "one"), "undone")
+    assert not (state / "journal.json").exists()
